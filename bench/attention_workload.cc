@@ -128,15 +128,14 @@ void Workload::place_requests() {
   batch_.mode = config_.phase == "decode" ? ForwardMode::decode : ForwardMode::extend;
   batch_.requests = config_.batch;
   batch_.tokens = config_.batch * config_.q_len;
-  batch_.max_q_len = config_.q_len;
-  batch_.max_kv_len = config_.kv_len;
-  batch_.q_indptr = q_indptr_.data();
-  batch_.kv_lens = kv_lens_.data();
-  batch_.request_rows = request_rows_.data();
-  batch_.table_rows = config_.batch;
-  batch_.request_slots = request_slots_.data();
-  batch_.request_slots_stride = config_.kv_len;
-  batch_.out_slots = out_slots_.data();
+  batch_.hints.max_q_len = config_.q_len;
+  batch_.hints.max_kv_len = config_.kv_len;
+  batch_.q_indptr = q_indptr_;
+  batch_.kv_lens = kv_lens_;
+  batch_.request_rows = request_rows_;
+  batch_.table = {
+      .entries = request_slots_.data(), .stride = config_.kv_len, .rows = config_.batch};
+  batch_.out_slots = out_slots_;
 }
 
 void Workload::fill_cache(ThreadPool& threads) {

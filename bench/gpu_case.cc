@@ -10,8 +10,8 @@
 namespace fovea::bench {
 
 std::string GpuCase::name() const {
-  std::string text =
-      fmt::format("{} {} h{}/{} d{}", phase, work, spec.q_heads, spec.kv_heads, spec.head_dim);
+  std::string text = fmt::format("{} {} h{}/{} d{}", phase, work, spec.q_heads, spec.kv_heads,
+                                 cached_key_dim(spec));
   if (cached()) text += fmt::format(" p{}", page_size);
   if (fp8_products()) {
     text += " fp8";
@@ -34,15 +34,15 @@ KvCacheSpec GpuCase::cache(int32_t layers) const {
                                                   : KvScale::per_token_head;
   cache.layers = layers;
   cache.kv_heads = spec.kv_heads;
-  cache.head_dim = spec.head_dim;
-  cache.head_dim_v = spec.head_dim_v;
+  cache.head_dim = cached_key_dim(spec);
+  cache.head_dim_v = cached_value_dim(spec);
   cache.page_size = page_size;
   return cache;
 }
 
 bool GpuCase::has_features() const {
-  return spec.window > 0 || spec.chunk > 0 || spec.logit_cap > 0 || spec.has_alibi ||
-         spec.has_sinks || spec.mask != MaskKind::none;
+  return spec.window > 0 || spec.chunk > 0 || spec.scores.logit_cap > 0 || spec.scores.has_alibi ||
+         spec.scores.has_sinks || spec.mask != MaskKind::none;
 }
 
 int32_t GpuCase::tokens() const {
@@ -79,15 +79,17 @@ double GpuCase::kv_bytes() const {
   }
   if (mla_fp8_rows) return keys * kernels::kMlaRowBytes;
   const int32_t columns =
-      spec.kind == AttentionKind::mla ? spec.head_dim : spec.head_dim + spec.head_dim_v;
+      spec.kind == AttentionKind::mla ? spec.mla.row_dim() : spec.head_dim + spec.head_dim_v;
   return keys * spec.kv_heads * columns * static_cast<double>(dtype_bytes(kv_dtype));
 }
 
 int32_t GpuCase::q_width() const {
-  return has_mla_weights() ? spec.nope_dim + spec.rope_dim : spec.head_dim;
+  return has_mla_weights() ? spec.mla.nope_dim + spec.mla.rope_dim : cached_key_dim(spec);
 }
 
-int32_t GpuCase::out_width() const { return has_mla_weights() ? spec.v_dim : spec.head_dim_v; }
+int32_t GpuCase::out_width() const {
+  return has_mla_weights() ? spec.mla.v_dim : cached_value_dim(spec);
+}
 
 double GpuCase::bytes() const {
   const double out_bytes = 2;
@@ -109,7 +111,7 @@ double GpuCase::flops() const {
     double own = pairs * (q_width() + out_width()) + request.kv_len * projection();
     if (has_mla_weights()) {
       const double absorbed =
-          pairs * (spec.head_dim + spec.head_dim_v) + request.q_len * projection();
+          pairs * (spec.mla.row_dim() + spec.mla.kv_lora_rank) + request.q_len * projection();
       own = std::min(own, absorbed);
     }
     sum += own;
@@ -118,7 +120,9 @@ double GpuCase::flops() const {
 }
 
 double GpuCase::projection() const {
-  return has_mla_weights() ? double{1} * spec.kv_lora_rank * (spec.nope_dim + spec.v_dim) : 0;
+  return has_mla_weights()
+             ? double{1} * spec.mla.kv_lora_rank * (spec.mla.nope_dim + spec.mla.v_dim)
+             : 0;
 }
 
 }  // namespace fovea::bench

@@ -103,15 +103,15 @@ std::vector<GpuCase> feature_cases() {
   const auto window = [](int32_t keys) {
     return [keys](AttentionSpec& spec) { spec.window = keys; };
   };
-  const auto cap = [](AttentionSpec& spec) { spec.logit_cap = 50; };
-  const auto alibi = [](AttentionSpec& spec) { spec.has_alibi = true; };
+  const auto cap = [](AttentionSpec& spec) { spec.scores.logit_cap = 50; };
+  const auto alibi = [](AttentionSpec& spec) { spec.scores.has_alibi = true; };
   add("window-1k", prefill(4, 4 * kKilo), window(kKilo));
   add("window-4k", prefill(1, 16 * kKilo), window(4 * kKilo));
   add("chunk-8k", prefill(1, 32 * kKilo), [](AttentionSpec& spec) { spec.chunk = 8 * kKilo; });
   add("sinks", prefill(4, 4 * kKilo, kWide, 64),
-      [](AttentionSpec& spec) { spec.has_sinks = true; });
+      [](AttentionSpec& spec) { spec.scores.has_sinks = true; });
   add("sinks-window-128", prefill(4, 4 * kKilo, kWide, 64), [](AttentionSpec& spec) {
-    spec.has_sinks = true;
+    spec.scores.has_sinks = true;
     spec.window = 128;
   });
   for (const GpuCase& config : {prefill(16, kKilo), prefill(4, 4 * kKilo), extend(64)}) {
@@ -121,12 +121,12 @@ std::vector<GpuCase> feature_cases() {
   add("cap", prefill(1, 16 * kKilo), cap);
   // Scores with a standard deviation of 20, many of which are near the cap.
   add("cap-steep", prefill(4, 4 * kKilo), [](AttentionSpec& spec) {
-    spec.logit_cap = 50;
-    spec.softmax_scale = 20 / std::sqrt(128.0F);
+    spec.scores.logit_cap = 50;
+    spec.scores.softmax_scale = 20 / std::sqrt(128.0F);
   });
   add("cap", prefill(4, 4 * kKilo, {16, 8}, 256), cap);
   add("cap-window-4k", prefill(1, 8 * kKilo, {16, 8}, 256), [](AttentionSpec& spec) {
-    spec.logit_cap = 50;
+    spec.scores.logit_cap = 50;
     spec.window = 4 * kKilo;
   });
   for (const GpuCase& config :
@@ -204,9 +204,9 @@ GpuCase mla_decode(int32_t q_heads, int32_t q_len, int32_t batch, int32_t length
                    int32_t page_size = 64) {
   GpuCase config = mha("mla-decode", {q_heads, 1}, 576);
   config.spec.kind = AttentionKind::mla;
-  config.spec.head_dim_v = config.spec.kv_lora_rank = 512;
-  config.spec.rope_dim = 64;
-  config.spec.softmax_scale = 1 / std::sqrt(192.0f);
+  config.spec.head_dim = config.spec.head_dim_v = 0;
+  config.spec.mla = {.kv_lora_rank = 512, .rope_dim = 64};
+  config.spec.scores.softmax_scale = 1 / std::sqrt(192.0f);
   config.work = fmt::format("{}x{}", batch, length_name(length));
   if (q_len > 1) config.work += fmt::format(" q{}", q_len);
   config.requests.assign(static_cast<size_t>(batch), {q_len, length});
@@ -229,7 +229,7 @@ GpuCase mla_extend(int32_t q_heads, int32_t batch, int32_t q_len, int32_t contex
   config.work = context > 0
                     ? fmt::format("{}x{} over {}", batch, length_name(q_len), length_name(context))
                     : fmt::format("{}x{}", batch, length_name(q_len));
-  config.spec.nope_dim = config.spec.v_dim = 128;
+  config.spec.mla.nope_dim = config.spec.mla.v_dim = 128;
   return config;
 }
 

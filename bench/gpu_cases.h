@@ -46,7 +46,7 @@ struct GpuCase {
   // Returns true if scores or masks are more than causal. The peers run without these features.
   bool has_features() const;
   bool fp8_products() const { return is_fp8(spec.q_dtype); }
-  bool has_mla_weights() const { return spec.nope_dim > 0; }
+  bool has_mla_weights() const { return spec.mla.nope_dim > 0; }
   int32_t q_width() const;    // dims of a head of the call's input
   int32_t out_width() const;  // dims of a head of the call's output
   int32_t tokens() const;

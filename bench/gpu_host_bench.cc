@@ -46,10 +46,10 @@ struct Setting {
       spec.kind = kind;
       spec.q_heads = 128;
       spec.kv_heads = 1;
-      spec.head_dim = 576;
-      spec.head_dim_v = spec.kv_lora_rank = 512;
-      spec.rope_dim = 64;
-      spec.softmax_scale = 0.07f;  // cannot be derived from absorbed queries
+      spec.head_dim = spec.head_dim_v = 0;
+      spec.mla.kv_lora_rank = 512;
+      spec.mla.rope_dim = 64;
+      spec.scores.softmax_scale = 0.07f;  // cannot be derived from absorbed queries
     }
     return spec;
   }
@@ -115,30 +115,27 @@ class Pass {
                                           : ForwardMode::decode,
               .requests = requests,
               .tokens = setting.tokens(),
-              .max_q_len = setting.q_len,
-              .max_kv_len = kMaxKvLen,
-              .host_q_lens = q_lens_.data(),
-              .host_kv_lens = kv_lens_.data(),
-              .q_indptr = arrays_[0].data<int32_t>(),
-              .kv_lens = arrays_[1].data<int32_t>(),
-              .request_rows = arrays_[2].data<int32_t>(),
-              .table_rows = requests,
-              .out_slots = arrays_[4].data<int64_t>()};
-    if (setting.by_pages) {
-      batch_.page_table = arrays_[3].data<int32_t>();
-      batch_.page_table_stride = stride;
-    } else {
-      batch_.request_slots = arrays_[3].data<int32_t>();
-      batch_.request_slots_stride = stride;
-    }
-    if (setting.prefix_levels > 0) batch_.shared_prefix = arrays_[5].data<int32_t>();
+              .q_indptr = arrays_[0].span<int32_t>(),
+              .kv_lens = arrays_[1].span<int32_t>(),
+              .request_rows = arrays_[2].span<int32_t>(),
+              .table = {.entries = arrays_[3].data<int32_t>(),
+                        .stride = stride,
+                        .entry_tokens = entry_tokens,
+                        .rows = requests},
+              .out_slots = arrays_[4].span<int64_t>(),
+              .hints = {.max_q_len = setting.q_len,
+                        .max_kv_len = kMaxKvLen,
+                        .host_q_lens = q_lens_,
+                        .host_kv_lens = kv_lens_}};
+    if (setting.prefix_levels > 0) batch_.hints.shared_prefix = arrays_[5].span<int32_t>();
     const AttentionSpec spec = setting.spec();
     const bool mla = spec.kind == AttentionKind::mla;
-    attention_.q = rows_of(spec.q_heads, spec.head_dim);
-    attention_.out = rows_of(spec.q_heads, spec.head_dim_v);
+    attention_.q = rows_of(spec.q_heads, cached_key_dim(spec));
+    attention_.out = rows_of(spec.q_heads, cached_value_dim(spec));
     all_ = attention_;
-    all_.k = rows_of(spec.kv_heads, mla ? spec.kv_lora_rank : spec.head_dim);
-    all_.v = rows_of(spec.kv_heads, mla ? spec.rope_dim : spec.head_dim_v);
+    (mla ? all_.mla.latent : all_.k) = rows_of(spec.kv_heads, cached_value_dim(spec));
+    (mla ? all_.mla.k_rope : all_.v) =
+        rows_of(spec.kv_heads, mla ? spec.mla.rope_dim : spec.head_dim_v);
   }
 
   void plan(Stream stream) { backend_->plan(batch_, stream); }

@@ -57,15 +57,15 @@ double dot(const double* a, const double* b, int32_t count) {
 std::vector<double> expected_row(const AttentionSpec& spec, const std::vector<double>& q,
                                  const std::vector<double>& latents, int32_t keys,
                                  const std::vector<double>& w_uk, const std::vector<double>& w_uv) {
-  const int32_t rank = spec.kv_lora_rank, row = spec.head_dim;
+  const int32_t rank = spec.mla.kv_lora_rank, row = spec.mla.row_dim();
   std::vector<double> query(static_cast<size_t>(row));
-  for (int32_t n = 0; n < spec.nope_dim; ++n) {
+  for (int32_t n = 0; n < spec.mla.nope_dim; ++n) {
     for (int32_t i = 0; i < rank; ++i) query[i] += q[n] * w_uk[int64_t{n} * rank + i];
   }
-  std::copy_n(q.begin() + spec.nope_dim, spec.rope_dim, query.begin() + rank);
+  std::copy_n(q.begin() + spec.mla.nope_dim, spec.mla.rope_dim, query.begin() + rank);
   std::vector<double> weights(static_cast<size_t>(keys)), latent(static_cast<size_t>(rank));
   for (int32_t key = 0; key < keys; ++key) {
-    weights[key] = spec.softmax_scale * dot(query.data(), &latents[int64_t{key} * row], row);
+    weights[key] = spec.scores.softmax_scale * dot(query.data(), &latents[int64_t{key} * row], row);
   }
   const double largest = *std::ranges::max_element(weights);
   double sum = 0;
@@ -74,8 +74,8 @@ std::vector<double> expected_row(const AttentionSpec& spec, const std::vector<do
     const double weight = weights[key] / sum;
     for (int32_t i = 0; i < rank; ++i) latent[i] += weight * latents[int64_t{key} * row + i];
   }
-  std::vector<double> out(static_cast<size_t>(spec.v_dim));
-  for (int32_t n = 0; n < spec.v_dim; ++n) {
+  std::vector<double> out(static_cast<size_t>(spec.mla.v_dim));
+  for (int32_t n = 0; n < spec.mla.v_dim; ++n) {
     out[n] = dot(&w_uv[int64_t{n} * rank], latent.data(), rank);
   }
   return out;
@@ -93,12 +93,13 @@ std::vector<RowError> latent_row_errors(const GpuCase& config, const CallOutput&
     if (keys.empty()) keys = read_latents(config, call, row.request, stream);
     const int64_t at = int64_t{row.token} * spec.q_heads + row.q_head;
     const auto weights = [&](const void* all, int32_t width) {
-      const int64_t size = int64_t{width} * spec.kv_lora_rank;
+      const int64_t size = int64_t{width} * spec.mla.kv_lora_rank;
       return read_values(all, row.q_head * size, size, spec.q_dtype, stream);
     };
     const std::vector<double> want = expected_row(
         spec, read_values(call.q, at * config.q_width(), config.q_width(), spec.q_dtype, stream),
-        keys, row.key_end, weights(call.w_uk, spec.nope_dim), weights(call.w_uv, spec.v_dim));
+        keys, row.key_end, weights(call.w_uk, spec.mla.nope_dim),
+        weights(call.w_uv, spec.mla.v_dim));
     const std::vector<double> got =
         read_values(call.out, at * config.out_width(), config.out_width(), call.out_dtype, stream);
     RowError error{};

@@ -59,7 +59,7 @@ std::vector<RowError> row_errors(const GpuCase& config, const CallOutput& call,
                                  sizeof(double));
   const KvLayerView& keys = call.keys;
   const bool one_scale = keys.scale == KvScale::per_tensor;
-  const float scale = config.spec.softmax_scale;
+  const float scale = config.spec.scores.softmax_scale;
   const AttentionRowsParams params{
       .rows = rows.data<SampledRow>(),
       .errors = errors.data<RowError>(),
@@ -85,10 +85,10 @@ std::vector<RowError> row_errors(const GpuCase& config, const CallOutput& call,
       .mla_fp8_rows = keys.layout == KvLayout::mla_fp8_rows,
       .q_heads = config.spec.q_heads,
       .kv_heads = config.spec.kv_heads,
-      .head_dim = config.spec.head_dim,
-      .head_dim_v = config.spec.head_dim_v,
-      .scale = scale != 0 ? scale : 1 / std::sqrt(static_cast<double>(config.spec.head_dim)),
-      .logit_cap = config.spec.logit_cap,
+      .head_dim = cached_key_dim(config.spec),
+      .head_dim_v = cached_value_dim(config.spec),
+      .scale = scale != 0 ? scale : 1 / std::sqrt(static_cast<double>(cached_key_dim(config.spec))),
+      .logit_cap = config.spec.scores.logit_cap,
       .sinks = call.sinks,
       .alibi_slopes = call.alibi_slopes};
   kernels

@@ -54,9 +54,9 @@ std::string key_of(const GpuCase& config, PowerState state) {
   const std::string lengths =
       config.phase == "decode-varlen" ? "1" : fmt::format("{},{}", first.q_len, first.kv_len);
   const bool two_widths = config.phase == "mla-prefill-causal";
-  const std::string dims = two_widths
-                               ? fmt::format("{}/{}", config.spec.head_dim, config.spec.head_dim_v)
-                               : std::to_string(config.spec.head_dim);
+  const std::string dims =
+      two_widths ? fmt::format("{}/{}", cached_key_dim(config.spec), cached_value_dim(config.spec))
+                 : std::to_string(cached_key_dim(config.spec));
   return fmt::format("{},{},{},{},{},{},{}", phase, config.fp8_products() ? "e4m3" : "bf16",
                      config.requests.size(), config.spec.q_heads, config.spec.kv_heads, dims,
                      lengths);
@@ -145,7 +145,7 @@ std::map<std::string, std::vector<PeerTime>> run_peers(
                     {"kv_len", first.kv_len},
                     {"q_heads", config.spec.q_heads},
                     {"kv_heads", config.spec.kv_heads},
-                    {"head_dim", config.spec.head_dim}});
+                    {"head_dim", cached_key_dim(config.spec)}});
   }
   std::string path = "/tmp/fovea_peer_cases_XXXXXX";
   const int file = mkstemp(path.data());

@@ -166,22 +166,22 @@ void GpuWorkload::Setup::place_batch(Stream stream) {
                                                     : ForwardMode::extend;
   batch.requests = static_cast<int32_t>(config.requests.size());
   batch.tokens = config.tokens();
-  batch.max_q_len = config.longest_q();
-  batch.max_kv_len = config.longest_kv();
-  batch.host_q_lens = q_lens.data();
-  batch.host_kv_lens = lengths.data();
-  batch.q_indptr = q_indptr_device.data<int32_t>();
-  batch.kv_lens = kv_lens.data<int32_t>();
+  batch.hints.max_q_len = config.longest_q();
+  batch.hints.max_kv_len = config.longest_kv();
+  batch.hints.host_q_lens = q_lens;
+  batch.hints.host_kv_lens = lengths;
+  batch.q_indptr = q_indptr_device.span<int32_t>();
+  batch.kv_lens = kv_lens.span<int32_t>();
   if (!pool) return;
-  batch.request_rows = slot_rows.data<int32_t>();
-  batch.table_rows = batch.requests;
-  batch.request_slots = slots.data<int32_t>();
-  batch.request_slots_stride = static_cast<int64_t>(stride);
-  batch.out_slots = out_slots.data<int64_t>();
-  batch.prefix_settled = true;
+  batch.request_rows = slot_rows.span<int32_t>();
+  batch.table = {.entries = slots.data<int32_t>(),
+                 .stride = static_cast<int64_t>(stride),
+                 .rows = batch.requests};
+  batch.out_slots = out_slots.span<int64_t>();
+  batch.hints.prefix_written = true;
   if (config.prefix_levels == 0) return;
   shared_prefix = gpu::to_device(shared, stream);
-  batch.shared_prefix = shared_prefix.data<int32_t>();
+  batch.hints.shared_prefix = shared_prefix.span<int32_t>();
 }
 
 void GpuWorkload::Setup::place_queries(Stream stream) {
@@ -196,14 +196,14 @@ void GpuWorkload::Setup::place_queries(Stream stream) {
   kernels.fill_noise(q.data(), config.spec.q_dtype, query_elements() * query_sets, 3, 1, 0, stream);
   if (!config.has_mla_weights()) return;
   // Keys and values of unit variance, like the latents.
-  const float spread = 1 / std::sqrt(static_cast<float>(config.spec.kv_lora_rank));
+  const float spread = 1 / std::sqrt(static_cast<float>(config.spec.mla.kv_lora_rank));
   const auto fill = [&](gpu::DeviceBuffer& weights, int32_t width, uint32_t seed) {
-    const int64_t elements = int64_t{config.spec.q_heads} * width * config.spec.kv_lora_rank;
+    const int64_t elements = int64_t{config.spec.q_heads} * width * config.spec.mla.kv_lora_rank;
     weights = gpu::DeviceBuffer(static_cast<size_t>(elements) * sizeof(uint16_t));
     kernels.fill_noise(weights.data(), config.spec.q_dtype, elements, seed, spread, 0, stream);
   };
-  fill(w_uk, config.spec.nope_dim, 5);
-  fill(w_uv, config.spec.v_dim, 6);
+  fill(w_uk, config.spec.mla.nope_dim, 5);
+  fill(w_uv, config.spec.mla.v_dim, 6);
 }
 
 // Sets slopes as in ALiBi's models. A tree of drafts is a chain.
@@ -213,8 +213,8 @@ void GpuWorkload::Setup::place_features(Stream stream) {
   for (size_t head = 0; head < heads; ++head) {
     slopes[head] = std::exp2(-8 * static_cast<float>(head + 1) / static_cast<float>(heads));
   }
-  if (config.spec.has_alibi) alibi_slopes = gpu::to_device(slopes, stream);
-  if (config.spec.has_sinks) sinks = gpu::to_device(std::vector<float>(heads, 1), stream);
+  if (config.spec.scores.has_alibi) alibi_slopes = gpu::to_device(slopes, stream);
+  if (config.spec.scores.has_sinks) sinks = gpu::to_device(std::vector<float>(heads, 1), stream);
   if (config.gives_positions) {
     std::vector<int32_t> at;
     for (const RequestLengths& request : config.requests) {
@@ -222,7 +222,7 @@ void GpuWorkload::Setup::place_features(Stream stream) {
         at.push_back(token);
     }
     positions = gpu::to_device(at, stream);
-    batch.positions = positions.data<int32_t>();
+    batch.positions = positions.span<int32_t>();
   }
   if (config.spec.mask == MaskKind::custom) place_custom_mask(stream);
   if (config.spec.mask != MaskKind::tree) return;
@@ -232,7 +232,7 @@ void GpuWorkload::Setup::place_features(Stream stream) {
       ancestors.push_back(~uint64_t{0} >> (63 - draft));
   }
   tree_mask = gpu::to_device(ancestors, stream);
-  batch.tree_mask = tree_mask.data<uint64_t>();
+  batch.masks.tree.ancestors = tree_mask.span<uint64_t>();
 }
 
 void GpuWorkload::Setup::place_custom_mask(Stream stream) {
@@ -247,8 +247,8 @@ void GpuWorkload::Setup::place_custom_mask(Stream stream) {
   }
   custom_mask = gpu::to_device(mask, stream);
   custom_mask_indptr = gpu::to_device(indptr, stream);
-  batch.custom_mask = custom_mask.data<uint8_t>();
-  batch.custom_mask_indptr = custom_mask_indptr.data<int64_t>();
+  batch.masks.custom.visible = custom_mask.span<uint8_t>();
+  batch.masks.custom.indptr = custom_mask_indptr.span<int64_t>();
 }
 
 void GpuWorkload::Setup::make_backend(const BackendWish& wish) {
@@ -276,12 +276,12 @@ LayerTensors GpuWorkload::Setup::tensors(int32_t turn) const {
   LayerTensors layer;
   layer.layer = pool ? turn % cache_sets : 0;
   layer.save_kv = false;
-  layer.sinks = sinks.data<float>();
-  layer.alibi_slopes = alibi_slopes.data<float>();
+  layer.scores.sinks = sinks.data<float>();
+  layer.scores.alibi_slopes = alibi_slopes.data<float>();
   layer.q = dense_rows(q_of(turn), config.spec.q_dtype, config.spec.q_heads, config.q_width());
   layer.out = dense_rows(out_of(turn), out_dtype(), config.spec.q_heads, config.out_width());
   if (config.has_mla_weights()) {
-    layer.mla_weights = {.dtype = config.spec.q_dtype, .w_uk = w_uk.data(), .w_uv = w_uv.data()};
+    layer.mla.weights = {.dtype = config.spec.q_dtype, .w_uk = w_uk.data(), .w_uv = w_uv.data()};
   }
   if (!pool) {
     const KvLayerView keys = keys_of(turn);

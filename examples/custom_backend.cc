@@ -74,7 +74,7 @@ class PlainAttention final : public AttentionBackend {
 
   void attend(const LayerTensors& layer, const KvLayerView& cache, const Row& at) {
     const int32_t kv_head = at.head / (spec_.q_heads / spec_.kv_heads);
-    const TokenTable table = token_table(batch_, spec_.scope, pool_.spec().page_size);
+    const TokenTable& table = key_table(batch_, spec_.scope);
     const int32_t table_row = batch_.request_rows[at.request];
     const auto* q = reinterpret_cast<const float*>(row_address(layer.q, at.row, at.head));
     float largest = -INFINITY, sum = 0;
@@ -118,10 +118,10 @@ std::vector<Reason> reject(const BackendRequest& request) {
   unless(spec.window == 0, RejectCode::window, "no windows");
   unless(spec.chunk == 0, RejectCode::chunk, "no chunks");
   unless(!spec.dual_chunk, RejectCode::dual_chunk, "no dual chunks");
-  unless(spec.logit_cap == 0, RejectCode::logit_cap, "no logit cap");
-  unless(spec.softmax_scale == 0, RejectCode::heads, "the default scale only");
-  unless(!spec.has_sinks, RejectCode::sinks, "no sinks");
-  unless(!spec.has_alibi, RejectCode::alibi, "no ALiBi");
+  unless(spec.scores.logit_cap == 0, RejectCode::logit_cap, "no logit cap");
+  unless(spec.scores.softmax_scale == 0, RejectCode::heads, "the default scale only");
+  unless(!spec.scores.has_sinks, RejectCode::sinks, "no sinks");
+  unless(!spec.scores.has_alibi, RejectCode::alibi, "no ALiBi");
   unless(!spec.has_rope, RejectCode::rope, "q and k come rotated");
   unless(!spec.needs_lse, RejectCode::lse, "no log-sum-exp");
   unless(spec.q_dtype == DType::f32, RejectCode::q_dtype, "fp32 only");
@@ -152,20 +152,19 @@ float decode(const Selection& selection, const BackendRequest& request, ThreadPo
   const auto backend =
       selection.chosen->create({.spec = request.spec, .kv = pool.get(), .threads = &threads});
   backend->reserve(request.limits);
-  const int32_t q_indptr[] = {0, 1}, kv_lens[] = {20}, row = 0, block_table[] = {3, 5};
-  const int64_t out_slot = block_table[1] * request.cache.page_size + 19 % request.cache.page_size;
-  backend->plan({.mode = ForwardMode::decode,
-                 .requests = 1,
-                 .tokens = 1,
-                 .max_q_len = 1,
-                 .max_kv_len = 20,
-                 .q_indptr = q_indptr,
-                 .kv_lens = kv_lens,
-                 .request_rows = &row,
-                 .table_rows = 1,
-                 .page_table = block_table,
-                 .page_table_stride = 2,
-                 .out_slots = &out_slot});
+  const int32_t page_size = request.cache.page_size;
+  const int32_t q_indptr[] = {0, 1}, kv_lens[] = {20}, rows[] = {0}, block_table[] = {3, 5};
+  const int64_t out_slots[] = {block_table[1] * page_size + 19 % page_size};
+  backend->plan(
+      {.mode = ForwardMode::decode,
+       .requests = 1,
+       .tokens = 1,
+       .q_indptr = q_indptr,
+       .kv_lens = kv_lens,
+       .request_rows = rows,
+       .table = {.entries = block_table, .stride = 2, .entry_tokens = page_size, .rows = 1},
+       .out_slots = out_slots,
+       .hints = {.max_q_len = 1, .max_kv_len = 20}});
   std::vector<float> ones(8 * 64, 1.0f), out(8 * 64);
   backend->forward({.q = dense_rows(ones.data(), DType::f32, 8, 64),
                     .k = dense_rows(ones.data(), DType::f32, 2, 64),

@@ -106,16 +106,16 @@ class DecodeBatch {
   }
 
   BatchView view() const {
+    TokenTable table = table_.table();
+    table.entries = slots_.device;
     return {.mode = ForwardMode::decode,
             .requests = kRequests,
             .tokens = kRequests,
-            .q_indptr = q_indptr_.device,
-            .kv_lens = kv_lens_.device,
-            .request_rows = rows_.device,
-            .table_rows = table_.max_requests(),
-            .request_slots = slots_.device,
-            .request_slots_stride = table_.row_stride(),
-            .out_slots = out_slots_.device};
+            .q_indptr = {q_indptr_.device, kRequests + 1},
+            .kv_lens = {kv_lens_.device, kRequests},
+            .request_rows = {rows_.device, kRequests},
+            .table = table,
+            .out_slots = {out_slots_.device, kRequests}};
   }
 
  private:

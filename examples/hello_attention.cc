@@ -22,16 +22,16 @@ int main() {
   backend->reserve(limits);
 
   // The tokens lie in pages 5 and 9. The last one is new.
-  const int32_t row = 0, page_table[] = {5, 9}, q_indptr[] = {0, 1}, kv_len = 20;
-  BatchView batch{.mode = ForwardMode::decode, .requests = 1, .tokens = 1, .q_indptr = q_indptr};
-  batch.kv_lens = &kv_len;
-  batch.request_rows = &row;
-  batch.table_rows = 1;
-  batch.page_table = page_table;
-  batch.page_table_stride = 2;
-  const int64_t out_slot = 9 * 16 + 3;
-  batch.out_slots = &out_slot;
-  backend->plan(batch);
+  const int32_t q_indptr[] = {0, 1}, kv_lens[] = {20}, rows[] = {0}, page_table[] = {5, 9};
+  const int64_t out_slots[] = {9 * 16 + 3};
+  backend->plan({.mode = ForwardMode::decode,
+                 .requests = 1,
+                 .tokens = 1,
+                 .q_indptr = q_indptr,
+                 .kv_lens = kv_lens,
+                 .request_rows = rows,
+                 .table = {.entries = page_table, .stride = 2, .entry_tokens = 16, .rows = 1},
+                 .out_slots = out_slots});
 
   std::vector<float> q(8 * 64, 1), k(2 * 64, 1), v(2 * 64, 1), out(8 * 64);
   backend->forward({.q = dense_rows(q.data(), DType::f32, 8, 64),

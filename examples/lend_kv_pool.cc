@@ -77,13 +77,11 @@ std::vector<float> run(AttentionBackend& backend, const Pass& pass, uint32_t see
   BatchView batch{.mode = pass.mode,
                   .requests = static_cast<int32_t>(rows.size()),
                   .tokens = q_indptr.back(),
-                  .q_indptr = q_indptr.data(),
-                  .kv_lens = pass.lengths.data(),
-                  .request_rows = rows.data(),
-                  .table_rows = 2};
-  batch.page_table = kBlockTable.data();
-  batch.page_table_stride = 4;
-  batch.out_slots = out_slots.data();
+                  .q_indptr = q_indptr,
+                  .kv_lens = pass.lengths,
+                  .request_rows = rows,
+                  .out_slots = out_slots};
+  batch.table = {.entries = kBlockTable.data(), .stride = 4, .entry_tokens = kPageSize, .rows = 2};
   backend.plan(batch);
 
   const auto tokens = static_cast<size_t>(batch.tokens);

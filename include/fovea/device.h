@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where work runs.
+// Processors and streams.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@ namespace fovea {
 
 enum class DeviceKind { cpu, cuda };
 
-// One processor: the CPU, or the GPU that the driver lists at `index`.
+// A processor: the CPU, or the GPU that the driver lists at `index`.
 struct Device {
   DeviceKind kind = DeviceKind::cpu;
   int index = 0;
@@ -22,23 +22,23 @@ struct Device {
 
 std::string device_name(Device device);  // "cpu", "cuda:0"
 
-// A CUDA stream, or null. On the CPU every call has finished when it returns and the stream is
-// ignored.
+// A CUDA stream, or null for the default stream. The CPU ignores it: every call has finished when
+// it returns.
 using Stream = CUstream_st*;
 
 struct DeviceInfo {
   DeviceKind kind = DeviceKind::cpu;
   int index = 0;
-  std::string name = {};  // as the processor reports itself
-  int sm = 0;             // compute capability * 10 (90 for Hopper); 0 on the CPU
-  std::string isa = {};   // widest instruction set the CPU kernels may use: "avx512", "avx2" or ""
-  int cores = 1;          // CPU threads or streaming multiprocessors
+  std::string name = {};    // the processor's own name
+  int sm = 0;               // compute capability * 10 (90 for Hopper); 0 on the CPU
+  std::string isa = {};     // widest instruction set for CPU kernels: "avx512", "avx2" or ""
+  int cores = 1;            // CPU threads or streaming multiprocessors
   size_t memory_bytes = 0;  // total
 
   Device device() const { return {kind, index}; }
 };
 
-// The CPU this process runs on.
+// Returns the CPU that this process runs on.
 DeviceInfo cpu_device();
 
 }  // namespace fovea

@@ -20,7 +20,7 @@ enum class DType : uint8_t {
   u8,
 };
 
-// Bytes of one element.
+// Returns the bytes of one element.
 constexpr size_t dtype_bytes(DType dtype) {
   switch (dtype) {
     case DType::f32:
@@ -45,10 +45,10 @@ constexpr bool is_floating(DType dtype) {
   return dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16 || is_fp8(dtype);
 }
 
-// "fp32", "bf16", "fp8_e4m3", ...: the spelling of the CLI, of explain and of error messages.
+// Returns the name that the CLI, explain() and error messages use: "fp32", "bf16", "fp8_e4m3", ...
 std::string_view dtype_name(DType dtype);
 
-// Accepts the names above and the usual synonyms ("float32", "half", "fp8"). nullopt when unknown.
+// Parses these names and the usual synonyms ("float32", "half", "fp8"). nullopt: unknown.
 std::optional<DType> parse_dtype(std::string_view name);
 
 }  // namespace fovea

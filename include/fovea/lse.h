@@ -3,9 +3,9 @@
 
 namespace fovea {
 
-// Log-sum-exps of rows of scores, f32 [tokens, heads]: natural logarithms, -inf where a row saw no
-// key. The base is part of the type because states merged over two bases are quietly wrong: values
-// to base 2 (FlashInfer's) are multiplied by ln 2 before they become this.
+// The log-sum-exp of each row of scores, f32 [tokens, heads]: natural logarithm, -inf if a row saw
+// no key. The base is part of the type because merging states of two bases gives wrong results
+// without an error. Multiply values to base 2 (FlashInfer) by ln 2 first.
 struct NaturalLse {
   NaturalLse() = default;
   explicit NaturalLse(float* values) : data(values) {}

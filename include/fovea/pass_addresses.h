@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a captured pass has baked in. A replay after one of these arrays moved would read freed or
-// foreign memory: note the addresses at the capture, once more before a replay, and compare, in
-// debug builds at least.
+// The addresses that a captured pass contains. After one of these arrays moved, a replay would read
+// memory that is freed or in other use. Record the addresses at the capture and again before a
+// replay, and compare them, at least in debug builds.
 #pragma once
 
 #include <initializer_list>
@@ -19,12 +19,12 @@ class PassAddresses {
  public:
   void add(const BatchView& batch);
   void add(const LayerTensors& layer);
-  // The caches of all layers. `whose` follows their names: " of layer group 1".
+  // Adds the caches of all layers. `whose` is appended to their names: " of layer group 1".
   void add(const KvPool& pool, std::string_view whose = {});
   void add(std::string array, const void* address);
 
-  // `now` was filled by the same calls in the same order. Error{invalid_argument} names the first
-  // array that is not where it was, and both addresses.
+  // Compares with `now`, which was filled by the same calls in the same order. Throws
+  // Error{invalid_argument} naming the first array that moved, and both addresses.
   void check(const PassAddresses& now) const;
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which pages hold the KV of which token prefix: a radix tree at page granularity.
+// Finds the pages that hold the KV of a token prefix: a radix tree of pages.
 #pragma once
 
 #include <array>
@@ -13,8 +13,9 @@
 
 namespace fovea {
 
-// What makes cached KV interchangeable besides the tokens; read during a call, not kept. Each field
-// is hashed with its own tag and length, so that no two fields can imitate each other.
+// The conditions, besides equal tokens, under which cached KV can be reused. The strings are read
+// during a call and not kept. Each field is hashed with its own tag and length, so that different
+// domains never collide by concatenation.
 struct PrefixDomain {
   std::string_view model = {};
   std::string_view adapter = {};
@@ -22,70 +23,69 @@ struct PrefixDomain {
   std::string_view salt = {};       // isolates tenants
 };
 
-// A page's identity: SHA-256 over the parent page's key and the page's tokens, where the parent of
-// a first page is a key over the domain.
+// The identity of a page: SHA-256 of the parent page's key and the page's tokens. The parent of a
+// first page is the key of the domain.
 using PrefixKey = std::array<uint8_t, 32>;
 
 struct PrefixMatch {
   int32_t tokens = 0;          // multiple of the page size
-  std::vector<int64_t> pages;  // tokens / page_size of them, in order; retained for the caller
-  // Snapshot of the linear layers after exactly `tokens` tokens; -1 without them or without a
-  // match. Not retained: copy it before the next insert or eviction.
+  std::vector<int64_t> pages;  // tokens / page_size pages, in order; retained for the caller
+  // Snapshot of the linear layers after exactly `tokens` tokens; -1: no linear layers or no match.
+  // It is not retained: copy it before the next insert or eviction.
   int32_t state_slot = -1;
 };
 
 struct PrefixCacheStats {
-  int64_t queries = 0;  // tokens asked for
-  int64_t hits = 0;     // tokens served
-  int64_t pages = 0;    // held by the tree
+  int64_t queries = 0;  // tokens looked up
+  int64_t hits = 0;     // tokens found
+  int64_t pages = 0;    // pages in the tree
   int64_t evicted_pages = 0;
-  int64_t snapshots = 0;  // held by the tree
+  int64_t snapshots = 0;  // snapshots in the tree
 };
 
-// Holds one reference on every page in the tree. Only full pages enter; they are never written
-// again. The tokens are compared on a hit, so a hash collision costs time, never correctness. All
-// calls throw Error{out_of_memory} where the system has no memory for them; then the cache holds
-// what it held, after insert() perhaps the first of the offered pages too.
+// A tree of full pages with their tokens. The cache holds one reference on every page in the tree;
+// such pages are never written again. A hit compares the tokens, so a hash collision costs time but
+// not correctness. All calls throw Error{out_of_memory} if the system has no memory; the cache then
+// keeps its contents, and insert() may have added the first of the offered pages.
 class PrefixCache {
  public:
-  // Both outlive the cache. state: null for models without linear layers; with it, a match ends
-  // where a snapshot is.
+  // Both must outlive the cache. `state` is null for models without linear layers; otherwise a
+  // match ends at a snapshot.
   PrefixCache(PageAllocator& pages, StatePool* state);
   ~PrefixCache();
 
-  // The longest cached prefix, at most max_tokens long. Its pages are retained for the caller, who
-  // releases them with PageAllocator::release when done; until then they cannot be evicted. They
-  // are full and must not be written. A request that needs the logits of its last token asks for at
-  // most tokens.size() - 1.
+  // Returns the longest cached prefix of at most max_tokens tokens. Its pages are retained for the
+  // caller: they cannot be evicted until the caller releases them by PageAllocator::release. They
+  // are full and must not be written. To get the logits of the last token, pass
+  // max_tokens = tokens.size() - 1.
   PrefixMatch match(const PrefixDomain& domain, std::span<const int32_t> tokens,
                     int32_t max_tokens);
 
-  // Offers the full pages of `tokens`; where the tree already has a page, its own stays and the
-  // offered one is ignored. The caller keeps its own references. state_slot >= 0: a snapshot after
-  // all `tokens` (a multiple of the page size), whose ownership moves to the cache; -1: none, and a
-  // later insert may still bring one. Throws Error{invalid_argument} for pages and snapshots nobody
-  // owns, a snapshot the cache has already and one at another length; then nothing has changed
-  // hands.
+  // Adds the full pages of `tokens`. If the tree already has a page, it keeps its own and ignores
+  // the offered one. The caller keeps its own references. state_slot >= 0: a snapshot after all
+  // `tokens` (a multiple of the page size), which the cache then owns; -1: none; a later insert may
+  // add one. Throws Error{invalid_argument} for unowned pages or snapshots, for a snapshot that the
+  // cache already has and for one at another length; ownership has then not changed.
   void insert(const PrefixDomain& domain, std::span<const int32_t> tokens,
               std::span<const int64_t> pages, int32_t state_slot = -1);
 
-  // Frees least recently used leaves nobody else holds until `pages` allocator pages became free or
-  // nothing more can go. Returns the pages freed, whose slots are then invalid (window pools: unmap
-  // them). Costs O(log n) per page and a look at each leaf in use that is older. Throws
-  // Error{invalid_argument} naming a page of the cache that was released once too often; the cache
-  // has then forgotten it, and the next call goes on.
+  // Frees least recently used leaves that only the cache holds, until `pages` allocator pages
+  // became free or no such leaf is left. Returns the freed pages; their slots are now invalid
+  // (unmap them from window pools). Takes O(log n) per page plus O(1) for each older leaf in use.
+  // Throws Error{invalid_argument} naming a page of the cache that a caller released once too
+  // often; the cache drops that page, and the next call continues.
   std::vector<int64_t> evict(int64_t pages);
 
-  // Frees the least recently used snapshot that is not pinned. False: there is none.
+  // Frees the least recently used snapshot that is not pinned. Returns false if there is none.
   bool evict_state();
 
-  // Pinned prefixes are not evicted until unpinned; pins nest. Returns the tokens pinned: what
-  // match would serve of `tokens`, 0 pins nothing. unpin takes back one pin on a prefix of `tokens`
-  // and throws Error{invalid_argument} where there is none.
+  // pin() protects a prefix from eviction until it is unpinned; pins nest. It returns the number of
+  // pinned tokens, those that match() would find; 0: nothing is pinned. unpin() removes one pin
+  // from a prefix of `tokens` and throws Error{invalid_argument} if there is none.
   int32_t pin(const PrefixDomain& domain, std::span<const int32_t> tokens);
   void unpin(const PrefixDomain& domain, std::span<const int32_t> tokens);
 
-  // Drops everything not pinned and not held. Returns the pages freed, as evict() does.
+  // Drops every page that is neither pinned nor in use. Returns the freed pages, as evict() does.
   std::vector<int64_t> clear();
 
   const PrefixCacheStats& stats() const;
@@ -95,7 +95,8 @@ class PrefixCache {
   std::unique_ptr<Tree> tree_;
 };
 
-// The keys that the cache uses: the parent of a first page's, and a page's.
+// Return the cache's keys: that of a domain, which is the parent of first pages, and that of a
+// page.
 PrefixKey prefix_root_key(const PrefixDomain& domain);
 PrefixKey prefix_page_key(const PrefixKey& parent, std::span<const int32_t> page_tokens);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Choosing a backend: a pure function of what is needed and what is there, with every reason of
-// every rejection.
+// Chooses a backend from a table, by the needs of the layers and the device, and keeps every reason
+// of every rejection.
 #pragma once
 
 #include <cstddef>
@@ -38,29 +38,23 @@ enum class RejectCode : uint8_t {
   lse,
   batch_invariant,
   limits,     // batch limits
-  not_built,  // known, but no code for it is in this build
-  kernels,    // no machine code: not packed, and compiling is impossible or forbidden
+  not_built,  // known, but this build has no code for it
+  kernels,    // no machine code: not in the pack, and compiling is impossible or forbidden
 };
 
 std::string_view reject_code_name(RejectCode code);
 
 struct Reason {
   RejectCode code;
-  std::string text;  // names the value and what would be accepted
+  std::string text;  // names the value and the accepted values
 };
 
-// Which batches a backend can serve from a captured graph.
-enum class GraphSupport : uint8_t {
-  never,
-  uniform_single_token_decode,  // one new token for each request
-  uniform_batch,                // the same number of new tokens for each request
-  always,
-};
+// Support for captures in CUDA graphs: of no pass, or of every pass.
+enum class GraphSupport : uint8_t { never, always };
 
-// Everything selection looks at. `cache` is ignored for linear kinds and uncached scopes. On the
-// CPU device.cores is the size of the thread pool the backend will get. A GPU's device is one of
-// gpu_devices(), or a description of one that is not here: its kind, sm and cores are all that
-// counts.
+// The input of backend selection. `cache` is ignored for linear kinds and uncached scopes. On the
+// CPU, device.cores is the size of the thread pool that the backend will get. A GPU's `device` is
+// one of gpu_devices(), or describes a GPU elsewhere by its kind, sm and cores.
 struct BackendRequest {
   AttentionSpec spec = {};
   KvCacheSpec cache = {};
@@ -68,48 +62,48 @@ struct BackendRequest {
   DeviceInfo device = {};
 };
 
-// One row of the table of backends.
+// A row of the table of backends.
 struct BackendEntry {
   std::string name = {};
   std::string role = {};                  // one line for `fovea backends`
   std::vector<std::string> aliases = {};  // names other engines use for the same role
   GraphSupport graphs = GraphSupport::never;
-  // Every reason against serving the request; empty means it is served, for every batch within the
-  // limits.
+  // Returns every reason against serving the request. If empty, the backend serves every batch
+  // within the limits.
   std::function<std::vector<Reason>(const BackendRequest&)> reject = {};
-  // Exact upper bound over every batch within the limits. Touches no device. Throws
-  // Error{unsupported} where reject is not empty.
+  // Returns the exact maximum over all batches within the limits, in bytes, without using a device.
+  // Throws Error{unsupported} if `reject` gives a reason.
   std::function<size_t(const BackendRequest&)> workspace_bytes = {};
-  // Throws Error{unsupported} where reject is not empty, Error{invalid_argument} where the context
-  // contradicts itself, Error{out_of_memory} or {device_failure}. The backend does not need the
-  // entry any more.
+  // Creates the backend, which does not refer to the entry afterwards. Throws Error{unsupported} if
+  // `reject` gives a reason, Error{invalid_argument} if the context contradicts itself,
+  // Error{out_of_memory} or {device_failure}.
   std::function<std::unique_ptr<AttentionBackend>(const BackendContext&)> create = {};
-  // What explain() adds: how an accepted request is served, where that depends on its batches. One
-  // line; may be null or return nothing.
+  // Returns a line for explain() about how an accepted request is served, if that depends on its
+  // batches. May be null or return an empty string.
   std::function<std::string(const BackendRequest&)> notes = {};
-  // Another backend that serves the same layers and is preferred to this one. Where auto comes to
-  // this one, the selection says why. Empty: none.
+  // Name of a preferred backend for the same layers. If auto chooses this one instead, the
+  // selection says why. Empty: none.
   std::string stands_in_for = {};
-  // Known, but no code for it is in this build, for this reason. Empty: there is.
+  // Why this build has no code for the backend. Empty: it has.
   std::string why_not_built = {};
 };
 
-// What add() makes of a name or alias that another backend has.
+// The effect of BackendRegistry::add() if another backend has the name or an alias.
 enum class TakenName : uint8_t { refuse, take_over };
 
-// Backends in order of preference. The library's own come from builtin(); add() puts further ones
-// in front, so that AUTO prefers them where they fit.
+// Backends in order of preference. builtin() has those of the library. add() inserts further ones
+// at the front, so that auto prefers them if they accept.
 class BackendRegistry {
  public:
   static BackendRegistry builtin();
 
-  // Error{invalid_argument} when a name or alias is taken. take_over: its owner goes, or loses the
-  // alias.
+  // refuse: throws Error{invalid_argument} if a name or alias is taken. take_over: removes the
+  // backend that has the name, and the alias from a backend that has it.
   void add(BackendEntry entry, TakenName taken = TakenName::refuse);
 
   std::span<const BackendEntry> entries() const& { return entries_; }
-  std::span<const BackendEntry> entries() const&& = delete;  // the rows would be gone
-  // By name or alias; null when unknown. Valid until the next add().
+  std::span<const BackendEntry> entries() const&& = delete;  // the span would dangle
+  // Finds a backend by name or alias; null: unknown. Valid until the next add().
   const BackendEntry* find(std::string_view name_or_alias) const;
   std::string known_names() const;  // comma-separated, for error messages
 
@@ -119,8 +113,8 @@ class BackendRegistry {
 
 enum class Policy : uint8_t {
   auto_,    // the first backend that accepts
-  prefer,   // the named one if it accepts, else as auto_, and the selection says so
-  require,  // the named one or an error with all its reasons
+  prefer,   // the named backend if it accepts, else as auto_; Selection::fallback says why
+  require,  // the named backend, or an error with all its reasons
 };
 
 struct BackendWish {
@@ -128,8 +122,8 @@ struct BackendWish {
   std::string name = {};  // name or alias; ignored for auto_
 };
 
-// "auto", "NAME" (require) or "prefer:NAME", as the CLI spells it; Error{invalid_argument} for
-// another form. Whether there is such a backend says select_backend().
+// Parses the CLI's spelling: "auto", "NAME" (require) or "prefer:NAME". Throws
+// Error{invalid_argument} for another form; select_backend() reports unknown names.
 BackendWish parse_backend_wish(std::string_view text);
 
 struct Candidate {
@@ -138,42 +132,43 @@ struct Candidate {
 };
 
 struct Selection {
-  const BackendEntry* chosen = nullptr;  // of the registry, which must outlive it
-  std::string asked;                     // the name or alias of the wish, empty for auto_
-  // Why the backend of `prefer`, or the one that the chosen one stands in for, does not serve. One
-  // line; empty where it serves.
+  const BackendEntry* chosen = nullptr;  // entry of the registry, which must outlive it
+  std::string asked;                     // name or alias of the wish, empty for auto_
+  // Why the preferred backend was not chosen: that of `prefer`, or the one that the chosen backend
+  // stands in for. One line; empty: it was chosen.
   std::string fallback;
-  size_t workspace_bytes = 0;         // of the chosen backend
-  std::string notes;                  // of the chosen backend
+  size_t workspace_bytes = 0;         // the chosen backend's
+  std::string notes;                  // the chosen backend's
   std::vector<Candidate> candidates;  // every backend, in order of preference
 
-  // Plain text: the choice, what an alias resolved to, then every rejected backend with its
-  // reasons.
+  // Returns plain text: the choice and its alias, then every rejected backend with its reasons.
   std::string explain() const;
 };
 
-// Throws Error{unsupported} with all reasons of all backends when none accepts (require: of the
-// named one), Error{invalid_argument} listing the known names for an unknown one or for a spec that
-// is contradictory in itself.
+// Chooses a backend. Throws Error{unsupported} with the reasons of all backends (require: of the
+// named one) if none accepts, and Error{invalid_argument} for a name that is unknown, listing the
+// known ones, or for a request that contradicts itself.
 Selection select_backend(const BackendRegistry& registry, const BackendRequest& request,
                          const BackendWish& wish = {});
 Selection select_backend(const BackendRegistry&&, const BackendRequest&,
-                         const BackendWish& = {}) = delete;  // the chosen row would be gone
+                         const BackendWish& = {}) = delete;  // Selection::chosen would dangle
 
-// The parts of a composition by phase.
+// The backends of a composition by phase.
 enum class Phase : uint8_t { prefill, decode };
 
-// Composition: decode batches go to `decode`, target_verify to the part that `verify` names, the
-// rest to `prefill`. forward() follows the last plan(). Throws Error{invalid_argument} for a part
-// that is null, and for parts on two devices or over two pools (AttentionBackend::kv() and state();
-// where a part does not say its own, that is for the caller to see to).
+// Composes two backends: `decode` plans decode batches, `verify` names the one for target_verify,
+// `prefill` plans the others. forward() goes to the backend of the last plan(). Throws
+// Error{invalid_argument} for a null backend and for backends on two devices or over two pools
+// (AttentionBackend::kv() and state()). If a backend does not report its pool, the caller must
+// guarantee that they share one.
 std::unique_ptr<AttentionBackend> compose_by_phase(std::unique_ptr<AttentionBackend> prefill,
                                                    std::unique_ptr<AttentionBackend> decode,
                                                    Phase verify = Phase::prefill);
 
-// Layer i of the model goes to parts[part_of_layer[i]], as layer layer_in_part[i] of its pool. All
-// parts plan the same batch. Throws Error{invalid_argument} for a part that is null, parts on two
-// devices, or an entry that names no part or a negative layer.
+// Composes backends of several layer groups: layer i of the model goes to parts[part_of_layer[i]],
+// as layer layer_in_part[i] of its pool. All parts plan the same batch. Throws
+// Error{invalid_argument} for a null part, parts on two devices, or an entry that names no part or
+// a negative layer.
 std::unique_ptr<AttentionBackend> compose_by_layer(
     std::vector<std::unique_ptr<AttentionBackend>> parts, std::vector<int32_t> part_of_layer,
     std::vector<int32_t> layer_in_part);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The threads the CPU kernels run on.
+// The threads that CPU kernels run on.
 #pragma once
 
 #include <cstdint>
@@ -8,14 +8,14 @@
 
 namespace fovea {
 
-// A fixed team: the calling thread and size()-1 workers. Which worker runs which task is not
-// specified, so results must not depend on it (the kernels' do not). One parallel_for at a time;
-// calls from several threads wait for each other. A process that fork() made has no workers: it
-// makes a pool of its own.
+// A fixed set of threads: the calling thread and size() - 1 workers. Tasks run on any worker, so
+// results must not depend on the assignment. One parallel_for runs at a time; calls from several
+// threads wait for each other.
+// After fork() the child has no workers and must create its own pool.
 class ThreadPool {
  public:
-  // In [0, 1024], else Error{invalid_argument}; 0: one per core available to this process.
-  // Error{out_of_memory} says how many threads the system lets run.
+  // `threads` is in [0, 1024]; 0: one per core available to this process. Throws
+  // Error{invalid_argument}, or Error{out_of_memory} naming the threads that the system allowed.
   explicit ThreadPool(int threads = 0);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -23,11 +23,11 @@ class ThreadPool {
 
   int size() const;
 
-  // Runs task(index, worker) for every index in [0, tasks), worker in [0, size()), and returns when
-  // all have finished. Tasks are handed out in ascending order, so put the heaviest first. The
-  // first exception thrown by a task is rethrown here after the others have stopped. Allocates
-  // nothing: the task is held by reference, whatever it captures. Throws Error{invalid_argument}
-  // from inside a task, of this pool or of another, and in a forked process.
+  // Runs task(index, worker) for every index in [0, tasks), with worker in [0, size()), and returns
+  // when all have finished. Tasks start in ascending order, so put the longest first. The first
+  // exception that a task throws is rethrown after all tasks have stopped. Allocates nothing; the
+  // task is held by reference. Throws Error{invalid_argument} if called from a task of any pool or
+  // in a forked process.
   template <typename Task>
   void parallel_for(int64_t tasks, const Task& task) {
     run(tasks, std::cref(task));

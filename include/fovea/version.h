@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which Fovea this is; CMake's package and pkg-config have their version from here.
+// The version of these headers. The CMake package and pkg-config read it from here.
 #pragma once
 
 #define FOVEA_VERSION_MAJOR 0

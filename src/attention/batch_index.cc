@@ -17,14 +17,14 @@ int32_t pages_of(const TokenSlots& tokens, int32_t request) {
 }
 
 int32_t first_token(const TokenSlots& tokens, int32_t request) {
-  return tokens.first_tokens != nullptr ? tokens.first_tokens[request] : 0;
+  return !tokens.first_tokens.empty() ? tokens.first_tokens[request] : 0;
 }
 
 int64_t slot_of(const TokenSlots& tokens, int32_t request, int64_t token) {
   return tokens.table.slot(tokens.rows[request], token);
 }
 
-// The slot in the pool of one token of the table.
+// Returns the slot in the pool of a token of the table.
 int64_t pool_slot(const TokenSlots& tokens, int32_t request, int64_t token) {
   const int64_t slot = slot_of(tokens, request, token);
   if (tokens.slot_map.empty()) return slot;
@@ -42,7 +42,7 @@ bool is_padding(const TokenSlots& tokens, int32_t request) {
   return is_padded(tokens.table, tokens.rows[request], tokens.lens[request]);
 }
 
-// The page that a table of pages has for a token is one of those that it counts.
+// Checks that a table of pages names a page of the pool for the token.
 void check_page(const TokenSlots& tokens, int32_t request, int64_t token) {
   const auto mapped = static_cast<int64_t>(tokens.slot_map.size());
   const int64_t pages = mapped > 0 ? mapped / tokens.page_size : tokens.pages;
@@ -51,7 +51,7 @@ void check_page(const TokenSlots& tokens, int32_t request, int64_t token) {
                  request, token / tokens.page_size, page, pages);
 }
 
-// slot - token is the same for all tokens of a page, or they are not one page.
+// Checks that slot - token is the same for all tokens of a page.
 void check_same_page(const TokenSlots& tokens, int32_t request, int64_t begin, int64_t end) {
   const int32_t* row = tokens.table.entries + tokens.rows[request] * tokens.table.stride;
   const int64_t base = row[end - 1] - (end - 1);
@@ -65,8 +65,8 @@ void check_same_page(const TokenSlots& tokens, int32_t request, int64_t begin, i
   }
 }
 
-// The page of column `column`, found from its last token: where a window pool has forgotten the
-// first tokens of a page, it still has the last.
+// Returns the page of a column, found from its last token: a window pool that has unmapped the
+// first tokens of a page still has the last.
 int32_t page_at(const TokenSlots& tokens, int32_t request, int32_t column) {
   const int64_t begin = int64_t{column} * tokens.page_size;
   const int64_t end = std::min<int64_t>(begin + tokens.page_size, tokens.lens[request]);
@@ -115,27 +115,31 @@ void check_room(std::string_view name, std::span<const int32_t> room, int64_t ne
 }
 
 void check_tokens(const TokenSlots& tokens) {
-  check_argument(tokens.requests >= 0, "requests is {}, must not be negative", tokens.requests);
+  const size_t requests = tokens.lens.size();
+  check_argument(requests < std::numeric_limits<int32_t>::max(), "lens has {} requests, at most {}",
+                 requests, std::numeric_limits<int32_t>::max() - 1);
   check_argument(tokens.page_size >= 1, "page_size is {}, must be at least 1", tokens.page_size);
   const int32_t max_pages = std::numeric_limits<int32_t>::max() / tokens.page_size;
   check_argument(tokens.pages >= 0 && tokens.pages <= max_pages,
                  "pages is {}, must be in [0, {}] with a page_size of {}: slots are 32-bit",
                  tokens.pages, max_pages, tokens.page_size);
-  if (tokens.requests == 0) return;
+  if (tokens.requests() == 0) return;
   check_argument(tokens.table.entries != nullptr, "table.entries is null");
-  check_argument(tokens.rows != nullptr, "rows is null");
-  check_argument(tokens.lens != nullptr, "lens is null");
+  check_argument(tokens.rows.size() >= requests, "rows has {} elements, lens has {}",
+                 tokens.rows.size(), requests);
+  check_argument(tokens.first_tokens.empty() || tokens.first_tokens.size() >= requests,
+                 "first_tokens has {} elements, lens has {}", tokens.first_tokens.size(), requests);
   check_table(tokens.table, "table");
   check_enum(tokens.check, PageCheck::every_slot, "check", "PageCheck");
-  const int64_t most = row_tokens(tokens.table);
-  for (int32_t request = 0; request < tokens.requests; ++request) {
+  const int64_t room = row_tokens(tokens.table);
+  for (int32_t request = 0; request < tokens.requests(); ++request) {
     const int32_t len = tokens.lens[request];
     const int32_t row = tokens.rows[request];
     check_argument(row >= 0 && row < tokens.table.rows,
                    "rows[{}] is {}, must be in [0, {}), the rows of the table", request, row,
                    tokens.table.rows);
-    check_argument(len >= 0 && len <= most,
-                   "lens[{}] is {}, must be in [0, {}], a row of the table", request, len, most);
+    check_argument(len >= 0 && len <= room,
+                   "lens[{}] is {}, must be in [0, {}], a row of the table", request, len, room);
     check_argument(first_token(tokens, request) >= 0,
                    "first_tokens[{}] is {}, must not be negative", request,
                    first_token(tokens, request));
@@ -148,8 +152,8 @@ void build_page_table(const TokenSlots& tokens, int64_t table_stride, std::span<
   check_tokens(tokens);
   check_argument(table_stride >= 0, "table_stride is {}, must not be negative", table_stride);
   check_room("table", table,
-             checked_product("requests * table_stride", {tokens.requests, table_stride}));
-  for (int32_t request = 0; request < tokens.requests; ++request) {
+             checked_product("requests * table_stride", {tokens.requests(), table_stride}));
+  for (int32_t request = 0; request < tokens.requests(); ++request) {
     const int32_t columns = pages_of(tokens, request);
     check_argument(columns <= table_stride, "request {}: {} pages exceed the table's {} columns",
                    request, columns, table_stride);
@@ -163,11 +167,11 @@ void build_page_table(const TokenSlots& tokens, int64_t table_stride, std::span<
 
 void build_page_indices(const TokenSlots& tokens, const PageIndices& out) {
   check_tokens(tokens);
-  check_room("indptr", out.indptr, int64_t{tokens.requests} + 1);
-  check_room("last_page_lens", out.last_page_lens, tokens.requests);
+  check_room("indptr", out.indptr, int64_t{tokens.requests()} + 1);
+  check_room("last_page_lens", out.last_page_lens, tokens.requests());
   int64_t total = 0;
   out.indptr[0] = 0;
-  for (int32_t request = 0; request < tokens.requests; ++request) {
+  for (int32_t request = 0; request < tokens.requests(); ++request) {
     const int32_t columns = pages_of(tokens, request);
     check_room("indices", out.indices, total + columns);
     for (int32_t column = 0; column < columns; ++column) {
@@ -183,11 +187,11 @@ void build_page_indices(const TokenSlots& tokens, const PageIndices& out) {
 void build_slot_indices(const TokenSlots& tokens, std::span<int32_t> indptr,
                         std::span<int32_t> indices) {
   check_tokens(tokens);
-  check_room("indptr", indptr, int64_t{tokens.requests} + 1);
+  check_room("indptr", indptr, int64_t{tokens.requests()} + 1);
   const int64_t slots = tokens.pages * tokens.page_size;
   int64_t total = 0;
   indptr[0] = 0;
-  for (int32_t request = 0; request < tokens.requests; ++request) {
+  for (int32_t request = 0; request < tokens.requests(); ++request) {
     const int32_t first = first_token(tokens, request);
     const int32_t end = tokens.lens[request];
     const bool padding = is_padding(tokens, request);

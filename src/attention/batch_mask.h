@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A batch's masks as kernels take them.
+// The masks of a batch in the form that kernels take.
 #pragma once
 
 #include "fovea/attention_spec.h"

@@ -30,16 +30,12 @@ std::string join_names(std::span<const T> values) {
   std::string text;
   for (const T value : values) {
     if (!text.empty()) text += ", ";
-    if constexpr (std::is_integral_v<T>) {
-      text += std::to_string(value);
-    } else {
-      text += name_of(value);
-    }
+    text += name_of(value);
   }
   return text.empty() ? "none" : text;
 }
 
-// Collects what does not fit.
+// Collects reasons.
 class Reasons {
  public:
   template <typename T>
@@ -61,9 +57,6 @@ void check_cache(const Capability& can, const KvCacheSpec& cache, Reasons& reaso
   reasons.unless_listed(RejectCode::kv_dtype, "cache dtype", can.kv_dtypes, cache.dtype);
   reasons.unless_listed(RejectCode::kv_scale, "cache scale", can.kv_scales, cache.scale);
   reasons.unless_listed(RejectCode::kv_layout, "cache layout", can.kv_layouts, cache.layout);
-  reasons.unless(
-      can.page_sizes.empty() || has(can.page_sizes, cache.page_size), RejectCode::page_size,
-      fmt::format("page_size is {}, accepted: {}", cache.page_size, join_names(can.page_sizes)));
 }
 
 void check_scores(const Capability& can, const AttentionSpec& spec, Reasons& reasons) {
@@ -74,10 +67,12 @@ void check_scores(const Capability& can, const AttentionSpec& spec, Reasons& rea
   reasons.unless(
       !spec.dual_chunk || can.dual_chunk, RejectCode::dual_chunk,
       fmt::format("dual_chunk.chunk_size is {}, accepted: 0", spec.dual_chunk.chunk_size));
-  reasons.unless(spec.logit_cap == 0 || can.logit_cap, RejectCode::logit_cap,
-                 fmt::format("logit_cap is {}, accepted: 0", spec.logit_cap));
-  reasons.unless(!spec.has_sinks || can.sinks, RejectCode::sinks, "has_sinks is not supported");
-  reasons.unless(!spec.has_alibi || can.alibi, RejectCode::alibi, "has_alibi is not supported");
+  reasons.unless(spec.scores.logit_cap == 0 || can.logit_cap, RejectCode::logit_cap,
+                 fmt::format("logit_cap is {}, accepted: 0", spec.scores.logit_cap));
+  reasons.unless(!spec.scores.has_sinks || can.sinks, RejectCode::sinks,
+                 "has_sinks is not supported");
+  reasons.unless(!spec.scores.has_alibi || can.alibi, RejectCode::alibi,
+                 "has_alibi is not supported");
   reasons.unless(!spec.has_rope || can.rope, RejectCode::rope, "has_rope is not supported");
   reasons.unless(!spec.needs_lse || can.lse, RejectCode::lse, "needs_lse is not supported");
 }
@@ -122,7 +117,9 @@ std::vector<Reason> capability_reasons(const Capability& can, const BackendReque
   const int32_t group = is_linear(spec.kind) ? 1 : spec.q_heads / spec.kv_heads;
   reasons.unless(group <= can.max_group, RejectCode::heads,
                  fmt::format("{} q heads share a kv head, at most {}", group, can.max_group));
-  const int32_t head_dim = std::max(spec.head_dim, spec.head_dim_v);
+  const int32_t head_dim = is_linear(spec.kind)
+                               ? std::max(spec.linear.key_dim, spec.linear.value_dim)
+                               : std::max(cached_key_dim(spec), cached_value_dim(spec));
   reasons.unless(head_dim <= can.max_head_dim, RejectCode::head_dim,
                  fmt::format("head_dim is {}, at most {}", head_dim, can.max_head_dim));
   reasons.unless_listed(RejectCode::q_dtype, "q_dtype", can.q_dtypes, spec.q_dtype);
@@ -133,9 +130,6 @@ std::vector<Reason> capability_reasons(const Capability& can, const BackendReque
   check_scores(can, spec, reasons);
   reasons.unless(!spec.batch_invariant || can.batch_invariant, RejectCode::batch_invariant,
                  "batch_invariant is not supported");
-  reasons.unless(
-      request.limits.max_kv_len <= can.max_kv_len, RejectCode::limits,
-      fmt::format("max_kv_len is {}, at most {}", request.limits.max_kv_len, can.max_kv_len));
   return reasons.take();
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Backends made of backends.
+// Backends that are composed of other backends.
 #include <algorithm>
 
 #include "attention/workspace.h"
@@ -15,7 +15,7 @@ void check_same_device(const AttentionBackend& a, const AttentionBackend& b) {
                  device_name(a.device()), b.name(), device_name(b.device()));
 }
 
-// What one part stores the other reads.
+// One part reads what the other stores.
 void check_same_storage(const AttentionBackend& a, const AttentionBackend& b) {
   const auto check = [&](const void* one, const void* other, const char* name) {
     check_argument(one == nullptr || other == nullptr || one == other,
@@ -43,7 +43,7 @@ class ByPhase final : public AttentionBackend {
   const KvPool* kv() const override { return one_of(prefill_->kv(), decode_->kv()); }
   const StatePool* state() const override { return one_of(prefill_->state(), decode_->state()); }
 
-  // A plan holds until the next one, so the parts take turns in the same bytes.
+  // A plan is valid until the next one, so both parts use the same bytes.
   size_t workspace_bytes(const BatchLimits& limits) const override {
     return std::max(prefill_->workspace_bytes(limits), decode_->workspace_bytes(limits));
   }
@@ -116,7 +116,7 @@ class ByLayer final : public AttentionBackend {
   std::string_view name() const override { return name_; }
   Device device() const override { return parts_.front()->device(); }
 
-  // All parts are planned at once: each has its own bytes.
+  // All parts hold a plan at the same time, so each has its own bytes.
   size_t workspace_bytes(const BatchLimits& limits) const override {
     size_t bytes = 0;
     for (const auto& part : parts_)
@@ -138,8 +138,8 @@ class ByLayer final : public AttentionBackend {
     }
   }
 
-  // If a part refuses the batch, the parts before it hold a plan of this batch and those behind it
-  // a plan of the last one.
+  // If a part refuses the batch, earlier parts hold a plan of this batch and later parts a plan of
+  // the previous one.
   void plan(const BatchView& batch, Stream stream) override {
     planned_ = false;
     for (const auto& part : parts_) part->plan(batch, stream);

@@ -21,7 +21,7 @@ void refuse(std::string_view name, std::span<const Reason> reasons) {
        reject_code_name(reasons.front().code), reasons.front().text);
 }
 
-// What a context asks for.
+// Returns the request that a context makes.
 BackendRequest request_of(const BackendContext& context) {
   BackendRequest request;
   request.spec = context.spec;

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every row of the backend table does with a request.
+// Checks that every row of the backend table shares.
 #pragma once
 
 #include "fovea/select_backend.h"
 
 namespace fovea {
 
-// Lets workspace_bytes and create of `entry` refuse what its reject refuses, with
-// Error{unsupported} naming the backend and the first reason. Selection has looked at the limits
-// before create.
+// Returns `entry` with workspace_bytes and create that throw Error{unsupported}, naming the backend
+// and the first reason, for requests that `reject` refuses. create cannot check limits, which
+// selection has checked before.
 BackendEntry guarded(BackendEntry entry);
 
 }  // namespace fovea

@@ -9,7 +9,7 @@
 namespace fovea {
 namespace {
 
-// Keeps products with 2^31 tokens inside 64 bits, as with the heads of a spec.
+// Keeps products with 2^31 tokens inside 64 bits, as for the heads of a spec.
 constexpr int64_t kMaxStateValues = int64_t{1} << 24;
 
 }  // namespace

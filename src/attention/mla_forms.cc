@@ -11,20 +11,20 @@
 namespace fovea {
 namespace {
 
-// Tokens before the new ones with which up to q_len of them are up-projected, at most.
+// Returns the longest context with which up to q_len new tokens are up-projected.
 int64_t most_context(const AttentionSpec& spec, int32_t q_len) {
   const int32_t most = most_up_projected_context(spec, q_len);
   return most < kLongContext ? std::max(most, 0) : std::numeric_limits<int32_t>::max();
 }
 
-// The number of new tokens that parts the forms: requests with as many are cheaper up-projected,
-// all others absorbed. 0: none does.
+// Returns the number of new tokens that separates the forms: requests with at least as many are
+// cheaper up-projected, all others absorbed. 0: no number separates them.
 int32_t least_up_projected(const AttentionSpec& spec, const BatchView& batch) {
   int32_t most_absorbed = 0, least = std::numeric_limits<int32_t>::max();
   for (int32_t i = 0; i < batch.requests; ++i) {
-    const int32_t q_len = batch.host_q_lens[i];
+    const int32_t q_len = batch.hints.host_q_lens[i];
     if (q_len == 0) continue;
-    if (choose_mla_form(spec, q_len, batch.host_kv_lens[i]) == MlaForm::absorbed) {
+    if (choose_mla_form(spec, q_len, batch.hints.host_kv_lens[i]) == MlaForm::absorbed) {
       most_absorbed = std::max(most_absorbed, q_len);
     } else {
       least = std::min(least, q_len);
@@ -44,7 +44,7 @@ void add_up_projected(MlaFormBounds& bounds, int64_t context, int32_t q_len, int
 MlaFormBounds bound_by_q_len(const BatchView& batch, int32_t least_q_len) {
   MlaFormBounds bounds{.least_q_len = least_q_len, .by_q_len = true};
   for (int32_t i = 0; i < batch.requests; ++i) {
-    const int32_t q_len = batch.host_q_lens[i], kv_len = batch.host_kv_lens[i];
+    const int32_t q_len = batch.hints.host_q_lens[i], kv_len = batch.hints.host_kv_lens[i];
     if (q_len >= least_q_len) {
       add_up_projected(bounds, std::max(kv_len - least_q_len, 0), q_len, kv_len);
     } else {
@@ -57,17 +57,19 @@ MlaFormBounds bound_by_q_len(const BatchView& batch, int32_t least_q_len) {
 }  // namespace
 
 bool can_up_project(const AttentionSpec& spec) {
-  return spec.nope_dim > 0 && !spec.batch_invariant && spec.window == 0 && spec.chunk == 0 &&
-         spec.mask == MaskKind::none && !spec.has_alibi && !spec.has_sinks;
+  return spec.mla.nope_dim > 0 && !spec.batch_invariant && spec.window == 0 && spec.chunk == 0 &&
+         spec.mask == MaskKind::none && !spec.scores.has_alibi && !spec.scores.has_sinks;
 }
 
 MlaForm choose_mla_form(const AttentionSpec& spec, int32_t q_len, int32_t kv_len) {
   if (!can_up_project(spec) || q_len < kMinUpProjected) return MlaForm::absorbed;
   const double pairs = double{1} * q_len * kv_len - 0.5 * q_len * (q_len - 1.0);
-  const double projection = double{1} * spec.kv_lora_rank * (spec.nope_dim + spec.v_dim);
-  const double absorbed = pairs * (2.0 * spec.kv_lora_rank + spec.rope_dim) + q_len * projection;
+  const double projection =
+      double{1} * spec.mla.kv_lora_rank * (spec.mla.nope_dim + spec.mla.v_dim);
+  const double absorbed =
+      pairs * (2.0 * spec.mla.kv_lora_rank + spec.mla.rope_dim) + q_len * projection;
   const double up_projected =
-      pairs * (spec.nope_dim + spec.rope_dim + spec.v_dim) + kv_len * projection;
+      pairs * (spec.mla.nope_dim + spec.mla.rope_dim + spec.mla.v_dim) + kv_len * projection;
   return up_projected < absorbed ? MlaForm::up_projected : MlaForm::absorbed;
 }
 
@@ -95,7 +97,7 @@ MlaRows most_up_projected_rows(const BatchLimits& batch, int64_t max_context) {
 MlaFormBounds bound_mla_forms(const AttentionSpec& spec, const BatchView& batch,
                               const BatchLimits& most, int64_t max_context) {
   MlaFormBounds bounds{.most_absorbed = most.max_q_len};
-  if (batch.host_q_lens == nullptr) {
+  if (batch.hints.host_q_lens.empty()) {
     if (most.max_q_len >= kMinUpProjected) {
       const int64_t context = most_context(spec, most.max_q_len);
       bounds.rows = most_up_projected_rows(most, context);
@@ -111,7 +113,7 @@ MlaFormBounds bound_mla_forms(const AttentionSpec& spec, const BatchView& batch,
     if (apart.rows.context <= max_context) return apart;
   }
   for (int32_t i = 0; i < batch.requests; ++i) {
-    const int32_t q_len = batch.host_q_lens[i], kv_len = batch.host_kv_lens[i];
+    const int32_t q_len = batch.hints.host_q_lens[i], kv_len = batch.hints.host_kv_lens[i];
     if (q_len < kMinUpProjected) continue;
     const int64_t context = std::min<int64_t>(most_context(spec, q_len), kv_len);
     const int64_t tokens = std::min<int64_t>(context + q_len, kv_len);
@@ -121,9 +123,9 @@ MlaFormBounds bound_mla_forms(const AttentionSpec& spec, const BatchView& batch,
 }
 
 MlaWeights with_head_strides(MlaWeights weights, const AttentionSpec& spec) {
-  const int64_t rank = spec.kv_lora_rank;
-  if (weights.w_uk_head_stride == 0) weights.w_uk_head_stride = spec.nope_dim * rank;
-  if (weights.w_uv_head_stride == 0) weights.w_uv_head_stride = spec.v_dim * rank;
+  const int64_t rank = spec.mla.kv_lora_rank;
+  if (weights.w_uk_head_stride == 0) weights.w_uk_head_stride = spec.mla.nope_dim * rank;
+  if (weights.w_uv_head_stride == 0) weights.w_uv_head_stride = spec.mla.v_dim * rank;
   return weights;
 }
 
@@ -137,13 +139,14 @@ MlaWeights from_head(MlaWeights weights, int32_t head) {
 LayerTensors from_head(const LayerTensors& tensors, int32_t head, const AttentionSpec& spec) {
   LayerTensors from = tensors;
   if (tensors.q) from.q = from_head(tensors.q, head);
-  if (tensors.q_rope) from.q_rope = from_head(tensors.q_rope, head);
+  if (tensors.mla.q_rope) from.mla.q_rope = from_head(tensors.mla.q_rope, head);
   if (tensors.out) from.out = from_head(tensors.out, head);
-  if (spec.nope_dim > 0) {
-    from.mla_weights = from_head(with_head_strides(tensors.mla_weights, spec), head);
+  if (spec.mla.nope_dim > 0) {
+    from.mla.weights = from_head(with_head_strides(tensors.mla.weights, spec), head);
   }
-  if (tensors.sinks != nullptr) from.sinks = tensors.sinks + head;
-  if (tensors.alibi_slopes != nullptr) from.alibi_slopes = tensors.alibi_slopes + head;
+  if (tensors.scores.sinks != nullptr) from.scores.sinks = tensors.scores.sinks + head;
+  if (tensors.scores.alibi_slopes != nullptr)
+    from.scores.alibi_slopes = tensors.scores.alibi_slopes + head;
   return from;
 }
 
@@ -159,12 +162,12 @@ int32_t heads_of_pass(int32_t q_heads, int32_t heads, int32_t max_tokens, int32_
 }
 
 std::string describe_mla_forms(const AttentionSpec& spec, std::string_view context) {
-  if (spec.nope_dim == 0) return "queries come absorbed: attention is over the latents";
+  if (spec.mla.nope_dim == 0) return "queries come absorbed: attention is over the latents";
   if (!can_up_project(spec)) {
     return "absorbed form only: masks, windows, chunks, sinks, biases and batch_invariant keep to "
            "it";
   }
-  int32_t always = kMinUpProjected;  // new tokens from which on no context is too long
+  int32_t always = kMinUpProjected;  // with so many new tokens, no context is too long
   while (always < kLongContext && most_up_projected_context(spec, always) < kLongContext) ++always;
   if (always == kLongContext) return "absorbed form only: it is the cheaper one for these dims";
   std::string text = fmt::format("up-projected from {} new tokens of a request on", always);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The enumerators of a spec as text, for explain and for error messages.
+// Names of the enumerators of a spec, for explain() and error messages.
 #pragma once
 
 #include <string_view>

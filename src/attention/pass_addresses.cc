@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "attention/batch_arrays.h"
 #include "core/check.h"
 
 namespace fovea {
@@ -17,46 +18,31 @@ void PassAddresses::add(std::initializer_list<Array> arrays, std::string_view wh
 }
 
 void PassAddresses::add(const BatchView& batch) {
-  add({{"q_indptr", batch.q_indptr},
-       {"kv_lens", batch.kv_lens},
-       {"request_rows", batch.request_rows},
-       {"request_slots", batch.request_slots},
-       {"page_table", batch.page_table},
-       {"out_slots", batch.out_slots},
-       {"positions", batch.positions},
-       {"shared_prefix", batch.shared_prefix},
-       {"encoder_lens", batch.encoder_lens},
-       {"encoder_slots", batch.encoder_slots},
-       {"encoder_page_table", batch.encoder_page_table},
-       {"tree_mask", batch.tree_mask},
-       {"custom_mask", batch.custom_mask},
-       {"custom_mask_indptr", batch.custom_mask_indptr},
-       {"spans", batch.spans},
-       {"span_indptr", batch.span_indptr},
-       {"item_prefix_lens", batch.item_prefix_lens},
-       {"token_pos_in_items", batch.token_pos_in_items},
-       {"state_slots", batch.state_slots},
-       {"snapshot_slots", batch.snapshot_slots}},
-      {});
+  for_each_array(batch, [this](const BatchArray& array) {
+    if (!array.on_host) add(std::string(array.name), array.data);
+  });
+  add({{"table", batch.table.entries}, {"cross.table", batch.cross.table.entries}}, {});
 }
 
 void PassAddresses::add(const LayerTensors& layer) {
   add({{"q", layer.q.data},
-       {"q_rope", layer.q_rope.data},
-       {"q_succ", layer.q_succ.data},
-       {"q_inter", layer.q_inter.data},
+       {"mla.q_rope", layer.mla.q_rope.data},
+       {"dual_chunk.q_succ", layer.dual_chunk.q_succ.data},
+       {"dual_chunk.q_inter", layer.dual_chunk.q_inter.data},
        {"new k", layer.k.data},
        {"new v", layer.v.data},
        {"out", layer.out.data},
        {"lse", layer.lse.data},
-       {"q_scale", layer.q_scale},
-       {"sinks", layer.sinks},
-       {"alibi_slopes", layer.alibi_slopes},
+       {"q_scale", layer.q_scale.data},
+       {"scores.sinks", layer.scores.sinks},
+       {"scores.alibi_slopes", layer.scores.alibi_slopes},
        {"rotary.cos", layer.rotary.cos},
        {"rotary.sin", layer.rotary.sin},
        {"rotary.positions", layer.rotary.positions},
-       {"mla_weights.w_uk", layer.mla_weights.w_uk},
-       {"mla_weights.w_uv", layer.mla_weights.w_uv},
+       {"mla.latent", layer.mla.latent.data},
+       {"mla.k_rope", layer.mla.k_rope.data},
+       {"mla.weights.w_uk", layer.mla.weights.w_uk},
+       {"mla.weights.w_uv", layer.mla.weights.w_uv},
        {"linear.mixed", layer.linear.mixed},
        {"linear.conv_weight", layer.linear.conv_weight},
        {"linear.conv_bias", layer.linear.conv_bias},

@@ -18,16 +18,16 @@ class Grouping {
     std::fill_n(first_keys_, batch_.requests, 0);
   }
 
-  // Whether the level has groups that are worth it.
+  // Fills the level. Returns false if its groups save too little.
   bool next_level(const PrefixLevel& level) {
-    const int32_t more = more_saved(rule_.least_saved);
+    const int32_t more = extra_saved(rule_.min_saved);
     int64_t saved = more;
     for (Group group = first(); group.begin < batch_.requests; group = next(group)) {
       if (group.size() > 1) {
         saved += (group.size() - 1) * int64_t{group.shared - first_keys_[group.begin]} - more;
       }
     }
-    if (saved < std::max(rule_.least_saved, 1)) return false;
+    if (saved < std::max(rule_.min_saved, 1)) return false;
     level.q_indptr[0] = 0;
     for (Group group = first(); group.begin < batch_.requests; group = next(group)) {
       for (int32_t i = group.begin; i < group.end; ++i) {
@@ -63,15 +63,15 @@ class Grouping {
   }
   int32_t cached(int32_t request) const { return batch_.kv_lens[request] - q_len(request); }
   bool is_short(int32_t request) const {
-    return q_len(request) > 0 && q_len(request) <= rule_.most_q_len;
+    return q_len(request) > 0 && q_len(request) <= rule_.max_q_len;
   }
 
-  // Tokens that the request shares with the one before, all of them cached.
+  // Returns the tokens that the request shares with the previous one, all of them cached.
   int32_t common(int32_t request) const {
-    return std::min({batch_.shared_prefix[request], cached(request - 1), cached(request)});
+    return std::min({batch_.hints.shared_prefix[request], cached(request - 1), cached(request)});
   }
 
-  // Requests apart at one level stay apart: what they have in common ends before.
+  // Requests that are in different groups of one level have nothing in common afterwards.
   bool joins(int32_t request) const {
     return is_short(request - 1) && is_short(request) &&
            common(request) >= first_keys_[request] + kMinPrefix;
@@ -87,13 +87,13 @@ class Grouping {
 bool shares_prefixes(const AttentionSpec& spec) {
   return spec.kind == AttentionKind::mha && spec.scope == AttentionScope::decoder &&
          (spec.mask == MaskKind::none || spec.mask == MaskKind::tree) && spec.window == 0 &&
-         spec.chunk == 0 && !spec.dual_chunk && !spec.has_alibi && !spec.batch_invariant &&
+         spec.chunk == 0 && !spec.dual_chunk && !spec.scores.has_alibi && !spec.batch_invariant &&
          spec.q_heads <= kMaxPrefixRows * spec.kv_heads;
 }
 
-int32_t most_prefix_tokens(const AttentionSpec& spec, const BatchLimits& limits) {
+int32_t max_prefix_tokens(const AttentionSpec& spec, const BatchLimits& limits) {
   return static_cast<int32_t>(
-      std::min<int64_t>(limits.max_tokens, int64_t{limits.max_requests} * most_prefix_q_len(spec)));
+      std::min<int64_t>(limits.max_tokens, int64_t{limits.max_requests} * max_prefix_q_len(spec)));
 }
 
 std::string describe_prefix_levels(const AttentionSpec& spec, const BatchLimits& limits) {
@@ -102,19 +102,19 @@ std::string describe_prefix_levels(const AttentionSpec& spec, const BatchLimits&
       "shared prefixes are read once, in up to {} levels that save {:.1f} MB each, in passes of up "
       "to {} new tokens",
       limits.prefix_levels, static_cast<double>(limits.min_prefix_savings) / 1e6,
-      most_prefix_tokens(spec, limits));
+      max_prefix_tokens(spec, limits));
 }
 
 int32_t min_saved_keys(const KvCacheSpec& cache, const BatchLimits& limits) {
   const int64_t key_bytes = int64_t{cache.kv_heads} * (cache.head_dim + cache.head_dim_v) *
                             static_cast<int64_t>(dtype_bytes(cache.dtype));
-  const int64_t most = std::numeric_limits<int32_t>::max();
+  const int64_t limit = std::numeric_limits<int32_t>::max();
   return static_cast<int32_t>(
-      ceil_div(std::min(limits.min_prefix_savings, most * key_bytes), key_bytes));
+      ceil_div(std::min(limits.min_prefix_savings, limit * key_bytes), key_bytes));
 }
 
-int64_t most_saved_keys(const BatchView& batch, const BatchLimits& limits) {
-  const int32_t longest = batch.max_kv_len > 0 ? batch.max_kv_len : limits.max_kv_len;
+int64_t max_saved_keys(const BatchView& batch, const BatchLimits& limits) {
+  const int32_t longest = batch.hints.max_kv_len > 0 ? batch.hints.max_kv_len : limits.max_kv_len;
   return int64_t{std::max(batch.requests - 1, 0)} * longest;
 }
 

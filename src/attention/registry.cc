@@ -9,7 +9,7 @@
 namespace fovea {
 namespace {
 
-// Engines spell the same name in capitals and in lower case.
+// Compares without case: engines spell the same name in capitals and in lower case.
 bool same_name(std::string_view a, std::string_view b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](unsigned char x, unsigned char y) {
     return std::tolower(x) == std::tolower(y);
@@ -22,7 +22,7 @@ bool answers_to(const BackendEntry& entry, std::string_view name) {
                      [&](const std::string& alias) { return same_name(alias, name); });
 }
 
-// What a wish can spell: no separators, and not the policy words.
+// Throws if a wish cannot spell the name: it has separators or is a word of the policy.
 void check_name(std::string_view name) {
   const bool printable = std::all_of(name.begin(), name.end(), [](unsigned char c) {
     return std::isgraph(c) && c != ':' && c != ',';
@@ -43,7 +43,7 @@ std::vector<std::string> names_of(const BackendEntry& entry) {
 BackendRegistry BackendRegistry::builtin() {
   BackendRegistry registry;
   std::vector<BackendEntry> entries = builtin_backends();
-  // add() puts each one in front.
+  // add() inserts at the front.
   for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry) {
     registry.add(std::move(*entry));
   }

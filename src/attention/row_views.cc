@@ -17,9 +17,10 @@ HeadRows from_head(const HeadRows& rows, int64_t head) {
 
 HeadRows rotary_queries(const LayerTensors& layer, const AttentionSpec& spec) {
   if (spec.kind != AttentionKind::mla || !layer.q) return layer.q;
-  return layer.q_rope
-             ? layer.q_rope
-             : rows_from(layer.q, 0, spec.nope_dim > 0 ? spec.nope_dim : spec.kv_lora_rank);
+  return layer.mla.q_rope
+             ? layer.mla.q_rope
+             : rows_from(layer.q, 0,
+                         spec.mla.nope_dim > 0 ? spec.mla.nope_dim : spec.mla.kv_lora_rank);
 }
 
 }  // namespace fovea

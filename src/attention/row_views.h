@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parts of a layer's rows as arrays of their own. Touches no data, so it serves both devices.
+// Views of parts of a layer's rows. They read no data, so they serve both devices.
 #pragma once
 
 #include <cstdint>
@@ -10,12 +10,12 @@
 
 namespace fovea {
 
-// The same array from a later token or dim on.
+// Returns the rows from a token and a dim on.
 HeadRows rows_from(const HeadRows& rows, int64_t token, int64_t dim = 0);
-// From a later head on.
+// Returns the rows from a head on.
 HeadRows from_head(const HeadRows& rows, int64_t head);
 
-// What has_rope turns: q; of kind mla its rotary part, which is q_rope or the end of q.
+// Returns the part of q that has_rope rotates: q itself; for mla q_rope, or the end of q.
 HeadRows rotary_queries(const LayerTensors& layer, const AttentionSpec& spec);
 
 }  // namespace fovea

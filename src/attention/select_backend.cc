@@ -17,7 +17,7 @@ std::string reasons_text(const Candidate& candidate) {
   return text;
 }
 
-// `instead_of`: the refused one as the caller knows it.
+// `instead_of` is the name that the caller used for the refused backend.
 std::string fallback_text(std::string_view chosen, std::string_view instead_of,
                           const Candidate& refused) {
   std::string text = fmt::format("{} serves instead of {}", chosen, instead_of);
@@ -44,7 +44,8 @@ const BackendEntry* first_accepted(const BackendRegistry& registry,
   throw Error(ErrorCode::unsupported, text);
 }
 
-// A name may mean several backends elsewhere (SGLang's flashinfer serves MLA too): who would do.
+// Names backends that accept the request: in other engines one name can mean several backends
+// (SGLang's flashinfer serves MLA, too).
 std::string required_text(const BackendWish& wish, const Candidate& refused,
                           std::span<const Candidate> candidates) {
   std::string text = fmt::format("backend '{}' was required\n{}", wish.name, reasons_text(refused));

@@ -21,7 +21,7 @@ void SlotSet::clear() {
 }
 
 std::optional<int32_t> SlotSet::add(int64_t slot, int32_t token) {
-  // Multiplicative hashing by the golden ratio, which spreads neighbouring slots.
+  // Multiplicative hashing by the golden ratio spreads neighbouring slots.
   const uint64_t hash = static_cast<uint64_t>(slot) * 0x9e3779b97f4a7c15u;
   const size_t mask = entries_.size() - 1;
   for (size_t at = static_cast<size_t>(hash >> shift_);; at = (at + 1) & mask) {

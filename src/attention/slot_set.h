@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which token of a batch writes to which slot: a hash table that every plan() fills anew.
+// Maps slots to the tokens that write to them: a hash table that every plan() refills.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +11,12 @@ namespace fovea {
 class SlotSet {
  public:
   SlotSet() = default;
-  // With room for that many tokens. Error{out_of_memory} names them.
+  // Has room for max_tokens tokens. Throws Error{out_of_memory} naming them.
   explicit SlotSet(int32_t max_tokens);
-  // Forgets all slots, in constant time.
+  // Removes all slots in constant time.
   void clear();
-  // The earlier token that has this slot, if there is one; else `token` has it from now on. At most
-  // max_tokens tokens are added between two calls of clear().
+  // Returns the earlier token that has this slot, if there is one; otherwise adds `token`. At most
+  // max_tokens tokens may be added between two calls of clear().
   std::optional<int32_t> add(int64_t slot, int32_t token);
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tables of slots or pages as callers give them.
+// Checks of tables of slots or pages.
 #pragma once
 
 #include <algorithm>
@@ -12,12 +12,11 @@
 
 namespace fovea {
 
-// Throws Error{invalid_argument} naming a stride or a number of rows that no table has.
+// Throws Error{invalid_argument} naming a field that no table has.
 inline void check_table(const TokenTable& table, std::string_view name) {
-  check_argument(table.stride > 0, "{}_stride is {}, must be positive", name, table.stride);
-  check_argument(table.rows > 0, "table_rows is {}, must say how many rows {} has", table.rows,
-                 name);
-  check_argument(table.entry_tokens > 0, "entry_tokens of {} is {}, must be positive", name,
+  check_argument(table.stride > 0, "{}.stride is {}, must be positive", name, table.stride);
+  check_argument(table.rows > 0, "{}.rows is {}, must be positive", name, table.rows);
+  check_argument(table.entry_tokens > 0, "{}.entry_tokens is {}, must be positive", name,
                  table.entry_tokens);
   check_aligned(table.entries, name);
   check_reach({.data = table.entries,
@@ -27,12 +26,12 @@ inline void check_table(const TokenTable& table, std::string_view name) {
               name);
 }
 
-// Tokens that a row has room for; lengths are 32-bit.
+// Returns the tokens that a row has room for, at most what fits 32 bits, as lengths do.
 inline int64_t row_tokens(const TokenTable& table) {
   return std::min<int64_t>(table.stride, std::numeric_limits<int32_t>::max()) * table.entry_tokens;
 }
 
-// Whether a request of `length` tokens in `row` is padding: it is in row 0, the dummy of a
+// Returns true if a request of `length` tokens in `row` is padding: it is in row 0, the dummy of a
 // RequestTable, and its last entry is 0.
 inline bool is_padded(const TokenTable& table, int32_t row, int32_t length) {
   return row == 0 && length > 0 && table.entry(0, length - 1) == 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one block of memory that a backend carves all its buffers from.
+// The memory block that a backend carves all its buffers from.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@
 
 namespace fovea {
 
-// A workspace that a backend allocates for itself, aligned.
+// An aligned workspace that a backend allocates for itself.
 class WorkspaceMemory {
  public:
   WorkspaceMemory() = default;
@@ -22,8 +22,8 @@ class WorkspaceMemory {
   WorkspaceMemory(WorkspaceMemory&&) noexcept = default;
   WorkspaceMemory& operator=(WorkspaceMemory&&) noexcept = default;
 
-  // What every reserve() works in: `given`, checked as by check_workspace, or where it is empty
-  // memory of its own, kept here. Error{out_of_memory} names the bytes that are not there.
+  // Returns the workspace of a reserve(): `given`, after check_workspace(), or own memory if
+  // `given` is empty. Throws Error{out_of_memory} naming the bytes.
   std::span<std::byte> given_or_own(std::span<std::byte> given, size_t needed, Device device,
                                     std::string_view backend);
 
@@ -39,11 +39,11 @@ class WorkspaceMemory {
   std::unique_ptr<std::byte, AlignedDelete> cpu_;
   std::unique_ptr<gpu::Context> context_;
   gpu::DeviceBuffer gpu_;
-  std::span<std::byte> bytes_;  // of either
+  std::span<std::byte> bytes_;  // the memory of whichever is used
 };
 
-// Error{workspace_too_small} naming `needed`, or Error{invalid_argument} naming an address that is
-// null or misaligned.
+// Throws Error{workspace_too_small} naming `needed`, or Error{invalid_argument} naming an address
+// that is null or misaligned.
 void check_workspace(std::span<std::byte> workspace, size_t needed, std::string_view backend);
 
 }  // namespace fovea

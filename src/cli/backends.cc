@@ -13,17 +13,7 @@ namespace fovea::cli {
 namespace {
 
 std::string graph_name(GraphSupport support) {
-  switch (support) {
-    case GraphSupport::never:
-      return "never";
-    case GraphSupport::uniform_single_token_decode:
-      return "uniform_single_token_decode";
-    case GraphSupport::uniform_batch:
-      return "uniform_batch";
-    case GraphSupport::always:
-      return "always";
-  }
-  return "?";
+  return support == GraphSupport::always ? "always" : "never";
 }
 
 }  // namespace

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fovea/check.h"
-
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -9,6 +7,7 @@
 
 #include "cli/commands.h"
 #include "fovea/error.h"
+#include "fovea/verify_model.h"
 
 namespace fovea::cli {
 namespace {
@@ -29,12 +28,12 @@ std::string on_one_line(std::string text) {
   return text;
 }
 
-void print_table(const std::vector<CheckRow>& rows) {
+void print_table(const std::vector<VerifyRow>& rows) {
   fmt::print(
       "| backend | kv dtype | max logit difference | greedy tokens equal | perplexity | change "
       "| |\n"
       "| --- | --- | ---: | ---: | ---: | ---: | --- |\n");
-  for (const CheckRow& row : rows) {
+  for (const VerifyRow& row : rows) {
     if (!row.unsupported.empty()) {
       fmt::print("| {} | {} | | | | | refused: {} |\n", row.backend, dtype_name(row.kv_dtype),
                  on_one_line(row.unsupported));
@@ -50,12 +49,12 @@ void print_table(const std::vector<CheckRow>& rows) {
   }
 }
 
-void print_json(const std::vector<CheckRow>& rows) {
+void print_json(const std::vector<VerifyRow>& rows) {
   const auto or_null = [](double value, bool known) {
     return known ? nlohmann::json(value) : nullptr;
   };
   nlohmann::ordered_json report = nlohmann::ordered_json::array();
-  for (const CheckRow& row : rows) {
+  for (const VerifyRow& row : rows) {
     nlohmann::ordered_json entry{{"backend", row.backend}, {"kv_dtype", dtype_name(row.kv_dtype)}};
     if (!row.unsupported.empty()) {
       entry["unsupported"] = row.unsupported;
@@ -73,7 +72,7 @@ void print_json(const std::vector<CheckRow>& rows) {
 }
 
 void run(const CheckFlags& flags) {
-  CheckOptions options;
+  VerifyOptions options;
   options.engine = flags.engine.parsed();
   options.backends = flags.backends;
   if (!flags.kv_dtypes.empty()) {
@@ -84,9 +83,9 @@ void run(const CheckFlags& flags) {
   }
   options.perplexity = !flags.no_perplexity;
   options.progress = show_progress;
-  const std::vector<CheckRow> rows = check_model(options);
+  const std::vector<VerifyRow> rows = verify_model(options);
   clear_progress();
-  const auto refused = [](const CheckRow& row) { return !row.unsupported.empty(); };
+  const auto refused = [](const VerifyRow& row) { return !row.unsupported.empty(); };
   if (std::ranges::all_of(rows, refused)) {
     throw Error(ErrorCode::unsupported,
                 rows.empty() ? "no backend supports this model with any of these KV dtypes; fovea "
@@ -94,7 +93,7 @@ void run(const CheckFlags& flags) {
                              : rows.front().unsupported);
   }
   flags.json ? print_json(rows) : print_table(rows);
-  for (const CheckRow& row : rows) {
+  for (const VerifyRow& row : rows) {
     if (row.unsupported.empty() && !row.pass) throw CLI::RuntimeError(1);
   }
 }

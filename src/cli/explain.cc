@@ -81,7 +81,7 @@ void set_default_heads(const CLI::App& command, const std::string& kind, Attenti
       return;
     spec.head_dim = 576;
     spec.head_dim_v = 512;
-    spec.nope_dim = spec.v_dim = 128;
+    spec.mla.nope_dim = spec.mla.v_dim = 128;
   } else if (kind != "mha") {
     if (!given("--q-heads")) spec.q_heads = 16;
     if (!given("--kv-heads")) spec.kv_heads = 32;
@@ -96,6 +96,26 @@ KvLayout layout_of(const ExplainFlags& flags) {
   }
   if (flags.request.spec.kind != AttentionKind::mla) return KvLayout::mha;
   return fits_mla_fp8_rows(flags.request.cache) ? KvLayout::mla_fp8_rows : KvLayout::mla;
+}
+
+// Moves --q-heads, --kv-heads and the head dims to the fields of the kind.
+void place_widths(AttentionSpec& spec) {
+  if (spec.kind == AttentionKind::mla) {
+    if (spec.head_dim_v == 0) {
+      throw Error(ErrorCode::invalid_argument,
+                  fmt::format("--head-dim-v is 0: kind mla needs the width of the latent, "
+                              "the rest of --head-dim {} is the rotary key",
+                              spec.head_dim));
+    }
+    spec.mla.kv_lora_rank = spec.head_dim_v;
+    spec.mla.rope_dim = spec.head_dim - spec.head_dim_v;
+    spec.head_dim = spec.head_dim_v = 0;
+    return;
+  }
+  if (spec.head_dim_v == 0) spec.head_dim_v = spec.head_dim;
+  if (!is_linear(spec.kind)) return;
+  spec.linear = {spec.q_heads, spec.kv_heads, spec.head_dim, spec.head_dim_v};
+  spec.q_heads = spec.kv_heads = spec.head_dim = spec.head_dim_v = 0;
 }
 
 void complete(const CLI::App& command, ExplainFlags& flags) {
@@ -121,24 +141,14 @@ void complete(const CLI::App& command, ExplainFlags& flags) {
   cache.scale = parse_kv_scale_flag(flags.scale);
   spec.q_dtype = flags.dtype ? parse_dtype_flag("--dtype", *flags.dtype) : flags.default_dtype();
   cache.dtype = flags.cache_dtype();
-  if (spec.kind == mla) {
-    if (spec.head_dim_v == 0) {
-      throw Error(ErrorCode::invalid_argument,
-                  fmt::format("--head-dim-v is 0: kind mla needs the width of the latent, "
-                              "the rest of --head-dim {} is the rotary key",
-                              spec.head_dim));
-    }
-    spec.kv_lora_rank = spec.head_dim_v;
-    spec.rope_dim = spec.head_dim - spec.head_dim_v;
-  }
-  if (spec.head_dim_v == 0) spec.head_dim_v = spec.head_dim;
+  place_widths(spec);
   BatchLimits& limits = flags.request.limits;
   if (spec.scope == cross && limits.max_encoder_len == 0)
     limits.max_encoder_len = limits.max_kv_len;
   cache.layers = 1;
   cache.kv_heads = spec.kv_heads;
-  cache.head_dim = spec.head_dim;
-  cache.head_dim_v = spec.head_dim_v;
+  cache.head_dim = cached_key_dim(spec);
+  cache.head_dim_v = cached_value_dim(spec);
   cache.layout = layout_of(flags);
   flags.request.device = explained_device(command, flags);
 }
@@ -298,11 +308,12 @@ void add_layer_flags(CLI::App& command, ExplainFlags& flags) {
   command.add_option("--head-dim", spec.head_dim, "mla: latent and rotary part together")
       ->capture_default_str();
   command.add_option("--head-dim-v", spec.head_dim_v, "default --head-dim; mla: the latent");
-  command.add_option("--nope-dim", spec.nope_dim,
+  command.add_option("--nope-dim", spec.mla.nope_dim,
                      "mla: dims of a head of q before absorption, 0 for absorbed queries");
-  command.add_option("--v-dim", spec.v_dim,
+  command.add_option("--v-dim", spec.mla.v_dim,
                      "mla: dims of a head of the result; used with --nope-dim");
-  command.add_option("--scale", spec.softmax_scale, "factor of the scores, 0 for 1/sqrt(head_dim)");
+  command.add_option("--scale", spec.scores.softmax_scale,
+                     "factor of the scores, 0 for 1/sqrt(head_dim)");
   command.add_option("--dtype", flags.dtype,
                      "dtype of q, new k and v, and out; default fp32, on a GPU bf16");
   command.add_option("--window", spec.window,
@@ -312,9 +323,9 @@ void add_layer_flags(CLI::App& command, ExplainFlags& flags) {
                      "chunk_size of dual chunk attention; 0 is off");
   command.add_option("--dual-local", spec.dual_chunk.local_size,
                      "local_size of dual chunk attention, below its chunk_size");
-  command.add_option("--logit-cap", spec.logit_cap, "s = cap * tanh(s / cap); 0 is off");
-  command.add_flag("--sinks", spec.has_sinks, "an extra logit per head in the denominator");
-  command.add_flag("--alibi", spec.has_alibi, "a slope per head on the distance of keys");
+  command.add_option("--logit-cap", spec.scores.logit_cap, "s = cap * tanh(s / cap); 0 is off");
+  command.add_flag("--sinks", spec.scores.has_sinks, "an extra logit per head in the denominator");
+  command.add_flag("--alibi", spec.scores.has_alibi, "a slope per head on the distance of keys");
   command.add_flag("--rope", spec.has_rope, "q and k arrive without positions");
   command.add_flag("--lse", spec.needs_lse, "the caller reads the log-sum-exp");
   command.add_flag("--batch-invariant", spec.batch_invariant,

@@ -151,25 +151,26 @@ void CudaBatch::draw(const PassSize& size, const float* logits, int32_t vocabula
 }
 
 BatchView CudaBatch::view(const PassSize& size) const {
+  const auto requests = static_cast<size_t>(size.requests);
   BatchView view;
   view.mode = size.mode;
   view.requests = size.requests;
   view.tokens = size.tokens;
-  view.max_q_len = size.max_q_len;
-  view.max_kv_len = size.max_kv_len;
+  view.hints.max_q_len = size.max_q_len;
+  view.hints.max_kv_len = size.max_kv_len;
   if (size.mode != ForwardMode::decode) {
-    view.host_q_lens = q_lens_.data();
-    view.host_kv_lens = host<int32_t>(at_.kv_lens);
+    view.hints.host_q_lens = std::span(q_lens_).first(requests);
+    view.hints.host_kv_lens = {host<int32_t>(at_.kv_lens), requests};
   }
-  view.q_indptr = device<int32_t>(at_.q_indptr);
-  view.kv_lens = device<int32_t>(at_.kv_lens);
-  view.request_rows = device<int32_t>(at_.rows);
-  view.table_rows = table_rows_;
-  view.request_slots = table_.data<int32_t>();
-  view.request_slots_stride = table_stride_;
-  view.out_slots = device<int64_t>(at_.out_slots);
-  if (size.shares_prefixes) view.shared_prefix = device<int32_t>(at_.shared_prefix);
-  view.prefix_settled = true;  // the prefix cache shares pages only after a pass has filled them
+  view.q_indptr = {device<int32_t>(at_.q_indptr), requests + 1};
+  view.kv_lens = {device<int32_t>(at_.kv_lens), requests};
+  view.request_rows = {device<int32_t>(at_.rows), requests};
+  view.table = {.entries = table_.data<int32_t>(), .stride = table_stride_, .rows = table_rows_};
+  view.out_slots = {device<int64_t>(at_.out_slots), static_cast<size_t>(size.tokens)};
+  if (size.shares_prefixes) {
+    view.hints.shared_prefix = {device<int32_t>(at_.shared_prefix), requests};
+  }
+  view.hints.prefix_written = true;  // the prefix cache shares only filled pages
   return view;
 }
 

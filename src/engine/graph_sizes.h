@@ -30,7 +30,7 @@ inline std::vector<int32_t> graph_sizes(int32_t max_size) {
 }
 
 // Backends have faster kernels for a small number of requests with a small number of keys, and
-// select them by BatchView::max_kv_len.
+// select them by BatchHints::max_kv_len.
 inline constexpr int32_t kShortContexts[] = {2048, 4096};
 inline constexpr int32_t kMaxShortRequests = 8;
 

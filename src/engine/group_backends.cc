@@ -33,8 +33,8 @@ KvCacheSpec kv_cache_spec(const LayerGroup& group, const EngineOptions& options)
   cache.scale = options.kv_scale;
   cache.layers = static_cast<int32_t>(group.layers.size());
   cache.kv_heads = group.spec.kv_heads;
-  cache.head_dim = group.spec.head_dim;
-  cache.head_dim_v = group.spec.head_dim_v;
+  cache.head_dim = cached_key_dim(group.spec);
+  cache.head_dim_v = cached_value_dim(group.spec);
   cache.page_size = options.page_size;
   cache.window = reach(group.spec);
   // The CPU kernel reads the keys of a tile head by head.

@@ -62,7 +62,7 @@ void HostModelRunner::run(std::span<const PassPart> parts, std::span<float> logi
   for (size_t i = 0; i < parts.size(); ++i) state_slots_[i] = parts[i].lease->state_slot;
   BatchView view = batch(size);
   if (prefixes_.find(parts, caches_.table(), shared_prefix_)) {
-    view.shared_prefix = shared_prefix_.data();
+    view.hints.shared_prefix = shared_prefix_;
     ++shared_steps_;
   }
   const auto tokens = static_cast<size_t>(size.tokens);
@@ -77,16 +77,14 @@ BatchView HostModelRunner::batch(const PassSize& size) const {
   view.mode = size.mode;
   view.requests = size.requests;
   view.tokens = size.tokens;
-  view.max_q_len = size.max_q_len;
-  view.max_kv_len = size.max_kv_len;
-  view.q_indptr = q_indptr_.data();
-  view.kv_lens = kv_lens_.data();
-  view.request_rows = rows_.data();
-  view.table_rows = caches_.table().max_requests();
-  view.request_slots = caches_.table().data();
-  view.request_slots_stride = caches_.table().row_stride();
-  view.out_slots = out_slots_.data();
-  view.state_slots = state_slots_.data();
+  view.hints.max_q_len = size.max_q_len;
+  view.hints.max_kv_len = size.max_kv_len;
+  view.q_indptr = q_indptr_;
+  view.kv_lens = kv_lens_;
+  view.request_rows = rows_;
+  view.table = caches_.table().table();
+  view.out_slots = out_slots_;
+  view.linear.state_slots = state_slots_;
   return view;
 }
 

@@ -37,7 +37,7 @@ SharedPrefixes::SharedPrefixes(const std::vector<GroupSelection>& selections,
     page_size_ = group.request.cache.page_size;
     const int64_t keys = std::max(min_saved_keys(group.request.cache, limits), 1);
     min_saved_ = min_saved_ == 0 ? keys : std::min(min_saved_, keys);
-    max_tokens_ = std::max(max_tokens_, most_prefix_tokens(group.request.spec, limits));
+    max_tokens_ = std::max(max_tokens_, max_prefix_tokens(group.request.spec, limits));
   }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Finds requests of a pass that begin in the same slots because the prefix cache gave them the same
-// pages. Backends read those keys once for all of them (BatchView::shared_prefix).
+// pages. Backends read those keys once for all of them (BatchHints::shared_prefix).
 #pragma once
 
 #include <array>

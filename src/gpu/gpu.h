@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "fovea/device.h"
@@ -58,6 +59,11 @@ class DeviceBuffer {
     return static_cast<T*>(data_.get());
   }
   size_t bytes() const { return bytes_; }
+  // The buffer as an array; its elements are device memory.
+  template <typename T>
+  std::span<T> span() const {
+    return {data<T>(), bytes_ / sizeof(T)};
+  }
 
  private:
   struct Free {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of f32 activations with weights in their stored dtype. Every output element sums over k
-// in one fixed order that depends on k alone, so a row's bits do not depend on the other rows.
+// Products of f32 activations with weights in their stored dtype. The order of each output
+// element's sum depends on k alone, so the bits of a row do not depend on other rows.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace fovea::kernels {
 struct GemmParams {
   const float* x = nullptr;         // [rows, k]
   int64_t x_stride = 0;             // elements between rows
-  const void* weight = nullptr;     // [n, k], or [k, n] when weight_is_kn
+  const void* weight = nullptr;     // [n, k], or [k, n] with weight_is_kn
   DType weight_dtype = DType::f32;  // f32, bf16 or f16
   int64_t weight_stride = 0;        // elements between rows of weight
   bool weight_is_kn = false;

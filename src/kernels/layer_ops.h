@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What stands between the matrix products of a model: norms, rotary positions, activations, expert
-// routing. All on f32 rows, all written out of place or in place as each says, none allocates.
-// Every output row depends on the same input row only, so its bits depend neither on the rest of
-// the batch nor on the number of threads.
+// Operations between the matrix products of a model: norms, rotary positions, activations, expert
+// routing. They work on f32 rows, in place or out of place, and allocate nothing. Every output row
+// depends on the same input row only, so its bits depend neither on the rest of the batch nor on
+// the number of threads.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace fovea::kernels {
 
-// f32 [rows, heads, dim]; dim is contiguous. Plain rows have heads = 1.
+// f32 [rows, heads, dim]; the values of a head are contiguous. Rows without heads have heads = 1.
 struct HeadView {
   float* data = nullptr;
   int64_t row_stride = 0;
@@ -21,7 +21,7 @@ struct HeadView {
 };
 
 // y = x / sqrt(mean(x^2) + epsilon) * weight (RMSNorm, arXiv:1910.07467), over dim, then times
-// silu(gate) when a gate is given.
+// silu(gate) if a gate is given.
 struct RmsNormParams {
   HeadView x;
   HeadView out;                   // may be x
@@ -38,13 +38,13 @@ void rms_norm(const RmsNormParams& params, ThreadPool& threads);
 enum class RopeScaling : uint8_t {
   none,
   linear,    // positions / factor
-  dynamic,   // none up to the length the model was made for, beyond which nothing is served
+  dynamic,   // no scaling up to the model's original length, which is the limit
   llama3,    // Llama 3.1: long wavelengths / factor, blended between the two frequency bounds
   yarn,      // arXiv:2309.00071
-  longrope,  // arXiv:2402.13753: each frequency / a factor of its own
+  longrope,  // arXiv:2402.13753: each frequency / its own factor
 };
 
-// Rotary frequencies as Hugging Face's `rope_parameters` define them.
+// Rotary frequencies, as defined by Hugging Face's `rope_parameters`.
 struct RopeSpec {
   int32_t rotary_dim = 0;  // leading dims of a head that rotate, even
   double theta = 10000;
@@ -53,12 +53,12 @@ struct RopeSpec {
   int32_t original_max_positions = 0;  // llama3, yarn, longrope
   double beta_fast = 32, beta_slow = 1;
   bool truncate = true;  // yarn: whole dims as bounds of the blend
-  // Factor of cos and sin. 0: yarn takes it from mscale and mscale_all_dim where both are set, else
+  // Factor of cos and sin. 0: yarn takes it from mscale and mscale_all_dim if both are set, else
   // 0.1 ln(factor) + 1; longrope takes sqrt(1 + ln(factor) / ln(original_max_positions)).
   double attention_factor = 0;
   double mscale = 0, mscale_all_dim = 0;
   double low_freq_factor = 1, high_freq_factor = 4;  // llama3
-  // longrope, [rotary_dim / 2]: for tables of up to original_max_positions, and for longer ones.
+  // longrope, [rotary_dim / 2]: factors for tables of up to original_max_positions and longer ones.
   std::vector<double> short_factors, long_factors;
 };
 
@@ -70,8 +70,8 @@ struct RopeTableView {
   int32_t rotary_dim = 0;
 };
 
-// Scaled by the attention factor. The angle is rounded as f32 frequency times f32 position, like
-// the models were trained.
+// Makes the tables, scaled by the attention factor. The angle is the product of f32 frequency and
+// f32 position, as in training.
 struct RopeTable {
   int32_t max_positions = 0;
   int32_t rotary_dim = 0;
@@ -81,17 +81,17 @@ struct RopeTable {
 };
 RopeTable make_rope_table(const RopeSpec& spec, int32_t max_positions);
 
-// 0.1 mscale ln(factor) + 1, and 1 for factor <= 1: DeepSeek multiplies the softmax scale by its
-// square.
+// Returns 0.1 mscale ln(factor) + 1, or 1 for factor <= 1. DeepSeek multiplies the softmax scale by
+// its square.
 double yarn_mscale(double factor, double mscale);
 
 enum class RopeLayout : uint8_t {
   half_split,   // dim i rotates with i + rotary_dim / 2 (NeoX, Llama)
-  interleaved,  // dim 2i with 2i + 1 (GPT-J, Llama 4, DeepSeek); results stay where they were
+  interleaved,  // dim 2i with 2i + 1 (GPT-J, Llama 4, DeepSeek); results stay in place
 };
 
 struct RopeParams {
-  HeadView x;  // rotated in place; dims from rotary_dim on are untouched
+  HeadView x;  // rotated in place; dims from rotary_dim on do not change
   RopeTableView table;
   RopeLayout layout = RopeLayout::half_split;
   const int32_t* positions = nullptr;  // [rows], in [0, max_positions)
@@ -121,7 +121,7 @@ struct GatedActivationParams {
   const float* up = nullptr;
   int64_t in_row_stride = 0;
   int32_t in_step = 1;   // elements between columns; 2: gate and up columns alternate
-  float* out = nullptr;  // may be gate or up when in_step is 1
+  float* out = nullptr;  // may be gate or up if in_step is 1
   int64_t out_row_stride = 0;
   int64_t rows = 0;
   int32_t dim = 0;
@@ -154,12 +154,12 @@ struct DeltaGateParams {
 };
 void delta_gates(const DeltaGateParams& params, ThreadPool& threads);
 
-// Over `count` dense elements.
+// Both work on `count` dense elements.
 void add(float* x, const float* y, float factor, int64_t count,
          ThreadPool& threads);                                           // x += factor * y
 void soft_cap(float* x, float cap, int64_t count, ThreadPool& threads);  // cap * tanh(x / cap)
 
-// Attention temperature of Llama 4: 1 + factor * ln(1 + floor((position + 1) / floor_scale)).
+// The attention temperature of Llama 4: 1 + factor * ln(1 + floor((position + 1) / floor_scale)).
 struct PositionScale {
   float factor = 0;
   float floor_scale = 1;
@@ -176,7 +176,7 @@ struct ScaleRowsParams {
 };
 void scale_rows(const ScaleRowsParams& params, ThreadPool& threads);
 
-// out[r] = table[ids[r]] * factor. Ids outside [0, table_rows) are an Error.
+// out[r] = table[ids[r]] * factor. Throws Error for an id outside [0, table_rows).
 struct EmbeddingParams {
   const void* table = nullptr;  // [table_rows, dim], any alignment
   DType dtype = DType::f32;     // f32, bf16 or f16
@@ -189,8 +189,8 @@ struct EmbeddingParams {
 };
 void embedding(const EmbeddingParams& params, ThreadPool& threads);
 
-// Mixture of experts: rows that go to one expert are gathered, multiplied and added back. Called
-// for one expert after the other, a row's sum has the order of its experts' numbers.
+// Mixture of experts: the rows of one expert are gathered, multiplied and added back. If experts
+// are called in the order of their numbers, each row is summed in that order.
 struct ExpertRowsParams {
   const float* x = nullptr;
   int64_t x_stride = 0;
@@ -227,11 +227,11 @@ struct MoeRoutingParams {
   bool normalise = false;       // softmax and grouped: the chosen weights sum to 1
   float factor = 1;             // then every weight times this
   const float* bias = nullptr;  // grouped_sigmoid: [experts], added for the choice only; or null
-  // grouped: equal runs of experts; sigmoid scores rank them by their best two, softmax by the
-  // best.
+  // grouped: equal runs of experts, ranked by their best two scores (sigmoid) or their best
+  // (softmax).
   int32_t groups = 1;
   int32_t top_groups = 1;
-  int32_t* ids = nullptr;    // [rows, top_k], best first; of equal scores the lower expert first
+  int32_t* ids = nullptr;    // [rows, top_k], best first; equal scores: lower expert first
   float* weights = nullptr;  // [rows, top_k]
 };
 void moe_routing(const MoeRoutingParams& params, ThreadPool& threads);

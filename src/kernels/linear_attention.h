@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// Recurrences of linear layers over ragged batches. States are updated in place; a state slot of -1
-// is padding: its tokens give 0 and nothing is written.
+// Recurrences of linear layers over ragged batches. States are updated in place. A state slot of -1
+// marks padding: its tokens give 0 and no state is written.
 #pragma once
 
 #include <cstdint>
 
 namespace fovea::kernels {
 
-// Which tokens belong to which state. A request whose kv_len equals its q_len starts from zero.
+// The tokens and states of requests. A request whose kv_len equals its q_len starts from zero.
 struct StateBatch {
   int32_t requests = 0;
   const int32_t* q_indptr = nullptr;     // [requests + 1]
   const int32_t* kv_lens = nullptr;      // [requests]
   const int32_t* state_slots = nullptr;  // [requests]
-  // Slots that get a copy of the state after a token, -1 for none. Distinct, none of state_slots.
+  // Slots that receive the state after a token, -1: none. Distinct, and not in state_slots.
   const int32_t* snapshot_slots = nullptr;  // [tokens] or null
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention over a union of key sets from attention over the parts: O = sum O_i e^(lse_i - m) /
+// Merges attention over disjoint parts of the keys: O = sum O_i e^(lse_i - m) /
 // sum e^(lse_i - m), LSE = m + ln of the denominator, m = max lse_i. An empty part is (0, -inf).
 #pragma once
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The bytes of a KvLayout::mla_fp8_rows row: e4m3 latent, its f32 scales, the bf16 rotary key.
+// Offsets in a row of KvLayout::mla_fp8_rows: e4m3 latent, its f32 scales, the bf16 rotary key.
 #pragma once
 
 namespace fovea::kernels {

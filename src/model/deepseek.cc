@@ -48,20 +48,20 @@ class LatentAttention : public Block {
 
     LayerTensors tensors;
     tensors.layer = parts_.slot.layer;
-    tensors.q = as_heads(scratch.q, spec.nope_dim + spec.rope_dim);
-    tensors.k = as_heads(scratch.kv, parts_.kv_a.n);
-    tensors.v = from_dim(tensors.k, spec.kv_lora_rank);
-    tensors.out = as_heads(scratch.out, spec.v_dim);
-    tensors.mla_weights = parts_.kv_b;
-    device.prepare_heads({.norm = parts_.latent_norm}, tensors.k, pass.rows, 1, spec.kv_lora_rank,
-                         nullptr);
+    tensors.q = as_heads(scratch.q, spec.mla.nope_dim + spec.mla.rope_dim);
+    tensors.mla.latent = as_heads(scratch.kv, parts_.kv_a.n);
+    tensors.mla.k_rope = from_dim(tensors.mla.latent, spec.mla.kv_lora_rank);
+    tensors.out = as_heads(scratch.out, spec.mla.v_dim);
+    tensors.mla.weights = parts_.kv_b;
+    device.prepare_heads({.norm = parts_.latent_norm}, tensors.mla.latent, pass.rows, 1,
+                         spec.mla.kv_lora_rank, nullptr);
     if (spec.has_rope) {
       tensors.rotary = rotary_tensors(parts_.rotary, pass.positions);
     } else {
-      device.prepare_heads({.rotary = parts_.rotary}, from_dim(tensors.q, spec.nope_dim), pass.rows,
-                           spec.q_heads, spec.rope_dim, pass.positions);
-      device.prepare_heads({.rotary = parts_.rotary}, tensors.v, pass.rows, 1, spec.rope_dim,
-                           pass.positions);
+      device.prepare_heads({.rotary = parts_.rotary}, from_dim(tensors.q, spec.mla.nope_dim),
+                           pass.rows, spec.q_heads, spec.mla.rope_dim, pass.positions);
+      device.prepare_heads({.rotary = parts_.rotary}, tensors.mla.k_rope, pass.rows, 1,
+                           spec.mla.rope_dim, pass.positions);
     }
     pass.backends[static_cast<size_t>(parts_.slot.group)]->forward(tensors, device.stream());
     device.linear(parts_.o, scratch.out, out, pass.rows);
@@ -98,18 +98,16 @@ AttentionSpec read_latent_spec(const JsonObject& config, const kernels::RopeSpec
   spec.kind = AttentionKind::mla;
   spec.q_heads = read_heads(config, "num_attention_heads");
   spec.kv_heads = 1;
-  spec.kv_lora_rank = read_size(config, "kv_lora_rank");
-  spec.rope_dim = read_head_dim(config, "qk_rope_head_dim");
-  spec.nope_dim = read_head_dim(config, "qk_nope_head_dim");
-  spec.v_dim = read_head_dim(config, "v_head_dim");
-  spec.head_dim = spec.kv_lora_rank + spec.rope_dim;
-  spec.head_dim_v = spec.kv_lora_rank;
-  double scale = 1 / std::sqrt(static_cast<double>(spec.nope_dim + spec.rope_dim));
+  spec.mla.kv_lora_rank = read_size(config, "kv_lora_rank");
+  spec.mla.rope_dim = read_head_dim(config, "qk_rope_head_dim");
+  spec.mla.nope_dim = read_head_dim(config, "qk_nope_head_dim");
+  spec.mla.v_dim = read_head_dim(config, "v_head_dim");
+  double scale = 1 / std::sqrt(static_cast<double>(spec.mla.nope_dim + spec.mla.rope_dim));
   if (rope.scaling != kernels::RopeScaling::none && rope.mscale_all_dim != 0) {
     const double mscale = kernels::yarn_mscale(rope.factor, rope.mscale_all_dim);
     scale *= mscale * mscale;
   }
-  spec.softmax_scale = static_cast<float>(scale);
+  spec.scores.softmax_scale = static_cast<float>(scale);
   return spec;
 }
 
@@ -123,8 +121,8 @@ Norm read_latent_norm(const Weights& weights, std::string_view name, int64_t dim
 LatentParts read_latent_attention(const JsonObject& config, const Weights& weights,
                                   const AttentionSpec& spec) {
   const int64_t hidden = read_size(config, "hidden_size");
-  const int64_t q_width = int64_t{spec.q_heads} * (spec.nope_dim + spec.rope_dim);
-  const int64_t kv_head_width = int64_t{spec.nope_dim} + spec.v_dim;
+  const int64_t q_width = int64_t{spec.q_heads} * (spec.mla.nope_dim + spec.mla.rope_dim);
+  const int64_t kv_head_width = int64_t{spec.mla.nope_dim} + spec.mla.v_dim;
   const bool has_bias = config.boolean_or("attention_bias", false);
   LatentParts parts;
   parts.spec = spec;
@@ -137,17 +135,18 @@ LatentParts read_latent_attention(const JsonObject& config, const Weights& weigh
   } else {
     parts.q_b = weights.linear("q_proj", q_width, hidden);
   }
-  parts.kv_a = weights.linear("kv_a_proj_with_mqa", spec.head_dim, hidden, has_bias);
-  parts.latent_norm = read_latent_norm(weights, "kv_a_layernorm", spec.kv_lora_rank);
+  parts.kv_a = weights.linear("kv_a_proj_with_mqa", spec.mla.row_dim(), hidden, has_bias);
+  parts.latent_norm = read_latent_norm(weights, "kv_a_layernorm", spec.mla.kv_lora_rank);
 
-  const Linear kv_b = weights.linear("kv_b_proj", spec.q_heads * kv_head_width, spec.kv_lora_rank);
+  const Linear kv_b =
+      weights.linear("kv_b_proj", spec.q_heads * kv_head_width, spec.mla.kv_lora_rank);
   const auto head_bytes =
-      int64_t{spec.kv_lora_rank} * static_cast<int64_t>(dtype_bytes(kv_b.dtype));
+      int64_t{spec.mla.kv_lora_rank} * static_cast<int64_t>(dtype_bytes(kv_b.dtype));
   parts.kv_b.dtype = kv_b.dtype;
   parts.kv_b.w_uk = kv_b.weight;
-  parts.kv_b.w_uv = kv_b.weight + spec.nope_dim * head_bytes;
-  parts.kv_b.w_uk_head_stride = parts.kv_b.w_uv_head_stride = kv_head_width * spec.kv_lora_rank;
-  parts.o = weights.linear("o_proj", hidden, int64_t{spec.q_heads} * spec.v_dim, has_bias);
+  parts.kv_b.w_uv = kv_b.weight + spec.mla.nope_dim * head_bytes;
+  parts.kv_b.w_uk_head_stride = parts.kv_b.w_uv_head_stride = kv_head_width * spec.mla.kv_lora_rank;
+  parts.o = weights.linear("o_proj", hidden, int64_t{spec.q_heads} * spec.mla.v_dim, has_bias);
   return parts;
 }
 

@@ -68,7 +68,7 @@ void SelfAttention::forward(Pass& pass, Rows x, Rows out) const {
   tensors.k = as_heads(scratch.k, spec.head_dim);
   tensors.v = as_heads(scratch.v, spec.head_dim_v);
   tensors.out = as_heads(scratch.out, spec.head_dim_v);
-  tensors.sinks = parts_.sinks.empty() ? nullptr : parts_.sinks.data();
+  tensors.scores.sinks = parts_.sinks.empty() ? nullptr : parts_.sinks.data();
   if (parts_.in_backend) tensors.rotary = rotary_tensors(parts_.in_backend, pass.positions);
   norm_rows(device, parts_.q_row_norm, scratch.q, pass.rows);
   norm_rows(device, parts_.k_row_norm, scratch.k, pass.rows);

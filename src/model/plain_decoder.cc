@@ -36,18 +36,20 @@ DecoderParts read_frame(const PlainDecoder& decoder, const JsonObject& config,
 
 AttentionSpec read_plain_attention(const PlainDecoder& decoder, const JsonObject& config) {
   AttentionSpec spec = read_attention(config, decoder.heads);
-  spec.has_sinks = decoder.has_sinks;
+  spec.scores.has_sinks = decoder.has_sinks;
   if (!decoder.scale_field.empty()) {
     const bool is_missing = !config.contains(decoder.scale_field) && decoder.default_scale > 0;
     const int32_t scale =
         is_missing ? decoder.default_scale : read_size(config, decoder.scale_field);
-    spec.softmax_scale = 1 / std::sqrt(static_cast<float>(scale));
+    spec.scores.softmax_scale = 1 / std::sqrt(static_cast<float>(scale));
   }
   if (decoder.has_multipliers) {
-    spec.softmax_scale = static_cast<float>(read_positive(config, "attention_multiplier", 1));
+    spec.scores.softmax_scale =
+        static_cast<float>(read_positive(config, "attention_multiplier", 1));
   }
   if (decoder.has_attention_cap) {
-    spec.logit_cap = read_cap(config, "attn_logit_softcapping", decoder.default_attention_cap);
+    spec.scores.logit_cap =
+        read_cap(config, "attn_logit_softcapping", decoder.default_attention_cap);
   }
   return spec;
 }

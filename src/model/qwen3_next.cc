@@ -24,8 +24,8 @@ struct DeltaNetParts {
   Norm norm;  // normalises each head of the result, which is then multiplied by silu(z)
   Linear out;
 
-  int64_t key_width() const { return int64_t{spec.q_heads} * spec.head_dim; }
-  int64_t value_width() const { return int64_t{spec.kv_heads} * spec.head_dim_v; }
+  int64_t key_width() const { return int64_t{spec.linear.key_heads} * spec.linear.key_dim; }
+  int64_t value_width() const { return int64_t{spec.linear.value_heads} * spec.linear.value_dim; }
 };
 
 class GatedDeltaNet : public Block {
@@ -45,13 +45,13 @@ class GatedDeltaNet : public Block {
     kernels::DeltaGateParams gates;
     gates.a = scratch.a;
     gates.b = scratch.b;
-    gates.a_row_stride = gates.b_row_stride = spec.kv_heads;
+    gates.a_row_stride = gates.b_row_stride = spec.linear.value_heads;
     gates.a_log = parts_.a_log.data();
     gates.dt_bias = parts_.dt_bias.data();
     gates.log_decay = scratch.a;
     gates.beta = scratch.b;
     gates.rows = pass.rows;
-    gates.heads = spec.kv_heads;
+    gates.heads = spec.linear.value_heads;
     kernels::delta_gates(gates, *device.threads());
 
     LayerTensors tensors;
@@ -61,18 +61,19 @@ class GatedDeltaNet : public Block {
     tensors.linear.log_decay = scratch.a;
     tensors.linear.beta = scratch.b;
     tensors.linear.l2_normalise_qk = true;
-    tensors.out = dense_rows(scratch.out, DType::f32, spec.kv_heads, spec.head_dim_v);
+    tensors.out =
+        dense_rows(scratch.out, DType::f32, spec.linear.value_heads, spec.linear.value_dim);
     pass.backends[static_cast<size_t>(parts_.slot.group)]->forward(tensors);
 
-    const kernels::HeadView result{scratch.out, parts_.value_width(), spec.head_dim_v};
+    const kernels::HeadView result{scratch.out, parts_.value_width(), spec.linear.value_dim};
     kernels::RmsNormParams norm;
     norm.x = norm.out = result;
-    norm.gate = {scratch.z, parts_.value_width(), spec.head_dim_v};
+    norm.gate = {scratch.z, parts_.value_width(), spec.linear.value_dim};
     norm.weight = parts_.norm.weight.data();
     norm.epsilon = parts_.norm.epsilon;
     norm.rows = pass.rows;
-    norm.heads = spec.kv_heads;
-    norm.dim = spec.head_dim_v;
+    norm.heads = spec.linear.value_heads;
+    norm.dim = spec.linear.value_dim;
     kernels::rms_norm(norm, *device.threads());
     device.linear(parts_.out, {scratch.out, parts_.out.k, DType::f32}, out, pass.rows);
   }
@@ -83,10 +84,10 @@ class GatedDeltaNet : public Block {
     float *qkvz, *ba, *mixed, *z, *a, *b, *out;
   };
   Buffers buffers(Arena& arena, int64_t rows) const {
-    const int64_t heads = parts_.spec.kv_heads;
+    const int64_t heads = parts_.spec.linear.value_heads;
     return {.qkvz = arena.floats(rows * parts_.qkvz.n),
             .ba = arena.floats(rows * parts_.ba.n),
-            .mixed = arena.floats(rows * conv_dim(parts_.spec)),
+            .mixed = arena.floats(rows * parts_.spec.linear.conv_dim()),
             .z = arena.floats(rows * parts_.value_width()),
             .a = arena.floats(rows * heads),
             .b = arena.floats(rows * heads),
@@ -95,15 +96,15 @@ class GatedDeltaNet : public Block {
 
   // Reorders from one group per key head to one run per quantity.
   void ungroup(const Pass& pass, const Buffers& scratch) const {
-    const int64_t key_heads = parts_.spec.q_heads, values = parts_.spec.kv_heads;
-    const int64_t key_dim = parts_.spec.head_dim, per_key = values / key_heads;
-    const int64_t value_dim = per_key * parts_.spec.head_dim_v;
+    const int64_t key_heads = parts_.spec.linear.key_heads, values = parts_.spec.linear.value_heads;
+    const int64_t key_dim = parts_.spec.linear.key_dim, per_key = values / key_heads;
+    const int64_t value_dim = per_key * parts_.spec.linear.value_dim;
     kernels::cpu::parallel_ranges(
         *pass.device->threads(), pass.rows, 16, [&](int64_t begin, int64_t end) {
           for (int64_t row = begin; row < end; ++row) {
             const float* from = scratch.qkvz + row * parts_.qkvz.n;
             const float* from_ba = scratch.ba + row * parts_.ba.n;
-            float* const q = scratch.mixed + row * conv_dim(parts_.spec);
+            float* const q = scratch.mixed + row * parts_.spec.linear.conv_dim();
             float* const k = q + parts_.key_width();
             float* const v = k + parts_.key_width();
             float* const z = scratch.z + row * parts_.value_width();
@@ -129,26 +130,26 @@ class GatedDeltaNet : public Block {
 AttentionSpec read_delta_net_spec(const JsonObject& config) {
   AttentionSpec spec;
   spec.kind = AttentionKind::gated_delta_net;
-  spec.q_heads = read_heads(config, "linear_num_key_heads");
-  spec.kv_heads = read_heads(config, "linear_num_value_heads");
-  spec.head_dim = read_head_dim(config, "linear_key_head_dim");
-  spec.head_dim_v = read_head_dim(config, "linear_value_head_dim");
-  spec.conv_width = read_size(config, "linear_conv_kernel_dim");
-  spec.softmax_scale = 1 / std::sqrt(static_cast<float>(spec.head_dim));
-  if (spec.kv_heads % spec.q_heads != 0) {
+  spec.linear.key_heads = read_heads(config, "linear_num_key_heads");
+  spec.linear.value_heads = read_heads(config, "linear_num_value_heads");
+  spec.linear.key_dim = read_head_dim(config, "linear_key_head_dim");
+  spec.linear.value_dim = read_head_dim(config, "linear_value_head_dim");
+  spec.linear.conv_width = read_size(config, "linear_conv_kernel_dim");
+  spec.scores.softmax_scale = 1 / std::sqrt(static_cast<float>(spec.linear.key_dim));
+  if (spec.linear.value_heads % spec.linear.key_heads != 0) {
     config.refuse("linear_num_value_heads",
-                  fmt::format("a multiple of linear_num_key_heads, {}", spec.q_heads));
+                  fmt::format("a multiple of linear_num_key_heads, {}", spec.linear.key_heads));
   }
   return spec;
 }
 
 StateCacheSpec delta_net_state(const AttentionSpec& spec) {
   StateCacheSpec state;
-  state.conv_dim = conv_dim(spec);
-  state.conv_width = spec.conv_width;
-  state.heads = spec.kv_heads;
-  state.rows = spec.head_dim_v;
-  state.columns = spec.head_dim;
+  state.conv_dim = spec.linear.conv_dim();
+  state.conv_width = spec.linear.conv_width;
+  state.heads = spec.linear.value_heads;
+  state.rows = spec.linear.value_dim;
+  state.columns = spec.linear.key_dim;
   return state;
 }
 
@@ -157,13 +158,14 @@ std::unique_ptr<Block> read_delta_net(const JsonObject& config, const Weights& w
   DeltaNetParts parts;
   parts.spec = spec;
   parts.slot = slot;
-  const int64_t hidden = read_size(config, "hidden_size"), heads = spec.kv_heads;
-  parts.qkvz = weights.linear("in_proj_qkvz", conv_dim(spec) + parts.value_width(), hidden);
+  const int64_t hidden = read_size(config, "hidden_size"), heads = spec.linear.value_heads;
+  parts.qkvz = weights.linear("in_proj_qkvz", spec.linear.conv_dim() + parts.value_width(), hidden);
   parts.ba = weights.linear("in_proj_ba", 2 * heads, hidden);
-  parts.conv_weight = weights["conv1d"].vector("weight", {conv_dim(spec), 1, spec.conv_width});
+  parts.conv_weight =
+      weights["conv1d"].vector("weight", {spec.linear.conv_dim(), 1, spec.linear.conv_width});
   parts.a_log = weights.vector("A_log", {heads});
   parts.dt_bias = weights.vector("dt_bias", {heads});
-  parts.norm = read_norm(config, weights, "norm", spec.head_dim_v);
+  parts.norm = read_norm(config, weights, "norm", spec.linear.value_dim);
   parts.out = weights.linear("out_proj", hidden, parts.value_width());
   return std::make_unique<GatedDeltaNet>(std::move(parts));
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of backends, its names, and how a wish for one is spelled.
+// The table of backends, its names, and the spelling of wishes.
 #include <gtest/gtest.h>
 
 #include <algorithm>

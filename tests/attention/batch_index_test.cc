@@ -24,24 +24,23 @@ using test::expect_invalid;
 constexpr int32_t kContext = 70;
 constexpr int32_t kWild = -123456;
 
-// Requests with pages in random order; what a table may not be read beyond is wild.
+// Requests with pages in random order. Table entries that must not be read are wild.
 struct Table {
   int32_t page_size = 1;
   int64_t pages = 0;
   std::vector<int32_t> slots, rows, lens, first_tokens;
   std::vector<std::vector<int32_t>> pages_of;  // [request]
-  std::vector<int32_t> page_entries;           // what `slots` says, by pages
-  bool by_pages = false;                       // which of them is given
-  std::vector<int64_t> slot_map;               // of a window pool; else empty
+  std::vector<int32_t> page_entries;           // the same tokens as `slots`, by pages
+  bool by_pages = false;                       // selects the table
+  std::vector<int64_t> slot_map;               // window pools; else empty
 
   TokenSlots tokens() const {
     TokenSlots tokens;
     tokens.table = {(by_pages ? page_entries : slots).data(), kContext, by_pages ? page_size : 1,
                     static_cast<int32_t>(slots.size() / kContext)};
-    tokens.rows = rows.data();
-    tokens.lens = lens.data();
-    tokens.first_tokens = first_tokens.empty() ? nullptr : first_tokens.data();
-    tokens.requests = static_cast<int32_t>(lens.size());
+    tokens.rows = rows;
+    tokens.lens = lens;
+    tokens.first_tokens = first_tokens;
     tokens.slot_map = slot_map;
     tokens.page_size = page_size;
     tokens.pages = pages;
@@ -92,7 +91,7 @@ Table any_table() {
 }
 
 void build_any_page_table(const TokenSlots& tokens) {
-  std::vector<int32_t> table(static_cast<size_t>(tokens.requests) * kContext);
+  std::vector<int32_t> table(static_cast<size_t>(tokens.requests()) * kContext);
   build_page_table(tokens, kContext, table);
 }
 
@@ -154,7 +153,7 @@ TEST(BatchIndex, SlotIndicesStartAtTheFirstToken) {
   }));
 }
 
-// A window pool keeps the pages that hold the window, at places of its own.
+// A window pool keeps the pages of the window in slots of its own.
 TEST(BatchIndex, WindowPoolsTranslateSlotsAndForgetTheRest) {
   RC_ASSERT(rc::check([] {
     Table table = any_table();
@@ -205,7 +204,6 @@ TEST(BatchIndex, AddressesAre64Bit) {
   tokens.table = {row.data() - 40 * kStride, kStride, 1, 41};
   tokens.rows = rows;
   tokens.lens = lens;
-  tokens.requests = 1;
   tokens.page_size = 16;
   tokens.pages = 3;
   std::vector<int32_t> table(1);
@@ -271,7 +269,7 @@ TEST(BatchIndex, LengthsBeyondTheOwnedPagesAreNamed) {
   }
 }
 
-// 300 tokens at slots 14... with pages of 128 straddle pages; here in small.
+// A small version of 300 tokens from slot 14 on, which straddle pages of 128.
 TEST(BatchIndex, SlotsThatStraddlePagesAreRefused) {
   Table table = make_table(16, {30}, 3);
   int32_t* row = table.slots.data() + table.rows[0] * kContext;
@@ -297,27 +295,26 @@ TEST(BatchIndex, RequestsThatAreNoneAreNamed) {
   const std::vector<int32_t> negative = {1, -1}, long_one = {71, 20};
   using Change = std::function<void(TokenSlots&)>;
   const std::vector<std::pair<std::string, Change>> changes = {
-      {"requests is -1, must not be negative", [](auto& t) { t.requests = -1; }},
       {"page_size is 0, must be at least 1", [](auto& t) { t.page_size = 0; }},
       {"pages is -1, must be in [0, 134217727]", [](auto& t) { t.pages = -1; }},
       {"pages is 134217728, must be in [0, 134217727] with a page_size of 16: slots are 32-bit",
        [](auto& t) { t.pages = 1 << 27; }},
       {"table.entries is null", [](auto& t) { t.table.entries = nullptr; }},
-      {"rows is null", [](auto& t) { t.rows = nullptr; }},
-      {"lens is null", [](auto& t) { t.lens = nullptr; }},
+      {"rows has 1 elements, lens has 2", [](auto& t) { t.rows = t.rows.first(1); }},
+      {"first_tokens has 1 elements, lens has 2",
+       [](auto& t) { t.first_tokens = t.rows.first(1); }},
       {"rows[1] is -1, must be in [0, 3), the rows of the table",
-       [&](auto& t) { t.rows = negative.data(); }},
-      {"rows[0] is 71, must be in [0, 3)", [&](auto& t) { t.rows = long_one.data(); }},
-      {"table_rows is 0, must say how many rows table has", [](auto& t) { t.table.rows = 0; }},
+       [&](auto& t) { t.rows = negative; }},
+      {"rows[0] is 71, must be in [0, 3)", [&](auto& t) { t.rows = long_one; }},
+      {"table.rows is 0, must be positive", [](auto& t) { t.table.rows = 0; }},
       {"addresses exceed 63 bits",
        [](auto& t) { t.table.stride = std::numeric_limits<int64_t>::max(); }},
       {"check is PageCheck(9)", [](auto& t) { t.check = static_cast<PageCheck>(9); }},
       {"lens[1] is -1, must be in [0, 70], a row of the table",
-       [&](auto& t) { t.lens = negative.data(); }},
+       [&](auto& t) { t.lens = negative; }},
       {"lens[0] is 71, must be in [0, 70], a row of the table",
-       [&](auto& t) { t.lens = long_one.data(); }},
-      {"first_tokens[1] is -1, must not be negative",
-       [&](auto& t) { t.first_tokens = negative.data(); }},
+       [&](auto& t) { t.lens = long_one; }},
+      {"first_tokens[1] is -1, must not be negative", [&](auto& t) { t.first_tokens = negative; }},
   };
   std::vector<int32_t> a(200), b(200), c(200);
   for (const auto& [words, change] : changes) {
@@ -382,7 +379,7 @@ TEST(BatchIndex, SlotsThatThePoolDoesNotHaveAreNamed) {
   }
   used = slots - 1;
   EXPECT_NO_THROW(build_slot_indices(table.tokens(), indptr, indices));
-  // Of a window pool with half the pages, over a full pool of as many as before.
+  // The slots of a window pool with half the pages, over a full pool of as many as before.
   table.slot_map.assign(static_cast<size_t>(slots), 16);
   table.pages /= 2;
   EXPECT_NO_THROW(build_slot_indices(table.tokens(), indptr, indices));

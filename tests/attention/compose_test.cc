@@ -12,7 +12,7 @@
 namespace fovea {
 namespace {
 
-// Writes down what it was asked to do.
+// Records its calls.
 class Recorder : public AttentionBackend {
  public:
   Recorder(std::string name, size_t bytes, std::vector<std::string>& log)
@@ -60,7 +60,7 @@ TEST(ComposeByPhase, RoutesEachModeAndForwardFollowsThePlan) {
     EXPECT_EQ(both->name(), "hybrid(prefill, decode)");
     EXPECT_THROW(both->forward({}), Error);
     for (const ForwardMode mode : {ForwardMode::decode, ForwardMode::extend, ForwardMode::mixed,
-                                   ForwardMode::draft_extend, ForwardMode::target_verify}) {
+                                   ForwardMode::target_verify}) {
       both->plan({.mode = mode});
       both->forward({.layer = 5});
     }
@@ -101,7 +101,7 @@ TEST(ComposeByPhase, PartsTakeTurnsInOneWorkspace) {
   EXPECT_EQ(first.workspace_.size(), 300u);
 }
 
-// What one part stores the other would not find.
+// One part would not find the keys that the other stores.
 TEST(ComposeByPhase, RefusesPartsOverTwoPools) {
   const KvCacheSpec cache{
       .layers = 1, .kv_heads = 1, .head_dim = 8, .head_dim_v = 8, .page_size = 4};
@@ -126,7 +126,7 @@ TEST(ComposeByPhase, RefusesPartsOverTwoPools) {
   EXPECT_EQ(both->state(), state.get());
 }
 
-// The library's own backends say what they were created over.
+// The library's own backends report the pools that they were created over.
 TEST(ComposeByPhase, RefusesBackendsOverTwoPools) {
   const KvCacheSpec cache{
       .layers = 1, .kv_heads = 1, .head_dim = 8, .head_dim_v = 8, .page_size = 4};
@@ -157,7 +157,7 @@ TEST(ComposeByLayer, RoutesLayersAndPlansAll) {
   EXPECT_THROW(all->forward({.layer = -1}), Error);
 }
 
-// Also where the part that refuses is not that of the layer: its plan is new or old.
+// This holds also if another part than the layer's refuses: the layer's plan is then new or old.
 TEST(ComposeByLayer, NoPlanOutlivesAReserveOrAPlanThatFails) {
   for (const bool refuses_first : {true, false}) {
     Log log;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every dtype with every way to share heads, every phase and every head dim, and long extends over
-// every page size, against the oracle. The list of cases samples these; here none is left out.
+// Every combination of dtype, head grouping, phase and head dim, and long extends over every page
+// size, compared with the oracle. The list of cases only samples these.
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 

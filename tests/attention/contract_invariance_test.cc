@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Batch-invariant mode: the bits of a row depend on its own tokens only. Not on the rest of the
-// batch, its order or the limits, not on how a prompt was cut, not on what was cached before, not
-// on the threads.
+// Batch-invariant mode: the bits of a row depend on its own tokens only. They do not depend on the
+// rest of the batch, its order or the limits, on how a prompt was chunked, on which tokens were
+// cached, or on the threads.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -28,7 +28,7 @@ using test::Output;
 using test::Piece;
 using test::ServedCase;
 
-// What may bring an order of summation of its own.
+// Cases with features that could change the order of summation.
 std::vector<AttentionCase> invariant_cases() {
   std::vector<AttentionCase> cases;
   for (const char* name :
@@ -44,12 +44,12 @@ std::vector<AttentionCase> invariant_cases() {
   return cases;
 }
 
-// Around multiples of the 480, 512 and 1024 keys that kernels may sum apart.
+// Lengths around multiples of 480, 512 and 1024 keys, which kernels may sum separately.
 constexpr int32_t kLengths[] = {959,  960,  961,  1023, 1024, 1025, 1920, 1921,
                                 2047, 2048, 2049, 2881, 3072, 3073, 3100};
 constexpr int32_t kLongest = 3100;
 
-// Rows of several segments, beside others.
+// Cases with rows of several segments next to other rows.
 std::vector<AttentionCase> long_cases() {
   std::vector<AttentionCase> cases;
   const auto add = [&](const char* name, int32_t head_dim, auto change) {
@@ -64,19 +64,19 @@ std::vector<AttentionCase> long_cases() {
   add("long_64", 64, [](AttentionCase&) {});
   add("long_128", 128, [](AttentionCase&) {});
   add("long_window", 128, [](AttentionCase& test) { test.spec.window = 1500; });
-  add("long_sinks", 128, [](AttentionCase& test) { test.spec.has_sinks = true; });
-  // Scores so far apart that the largest seen so far changes often.
-  add("long_steep", 128, [](AttentionCase& test) { test.spec.softmax_scale = 1; });
-  // Enough of them of a size, behind a rise, for the last bit of their sum to tell how it was
+  add("long_sinks", 128, [](AttentionCase& test) { test.spec.scores.has_sinks = true; });
+  // Scores with such a spread that the running maximum changes often.
+  add("long_steep", 128, [](AttentionCase& test) { test.spec.scores.softmax_scale = 1; });
+  // Enough scores of similar size after a rise that the last bit of their sum shows how it was
   // rounded.
-  add("long_rising", 128, [](AttentionCase& test) { test.spec.softmax_scale = 0.4F; });
-  add("long_cap", 64, [](AttentionCase& test) { test.spec.logit_cap = 20; });
-  // Caps that some scores of some key tiles come near, so that others take another path.
+  add("long_rising", 128, [](AttentionCase& test) { test.spec.scores.softmax_scale = 0.4F; });
+  add("long_cap", 64, [](AttentionCase& test) { test.spec.scores.logit_cap = 20; });
+  // Caps that some scores of some key tiles approach, so that tiles take different paths.
   add("long_cap_steep", 128, [](AttentionCase& test) {
-    test.spec.logit_cap = 20;
-    test.spec.softmax_scale = 0.3F;
+    test.spec.scores.logit_cap = 20;
+    test.spec.scores.softmax_scale = 0.3F;
   });
-  add("long_alibi", 128, [](AttentionCase& test) { test.spec.has_alibi = true; });
+  add("long_alibi", 128, [](AttentionCase& test) { test.spec.scores.has_alibi = true; });
   add("long_group_7", 128, [](AttentionCase& test) { test.spec.q_heads = 7; });
   add("long_page_1", 64, [](AttentionCase& test) { test.cache.page_size = 1; });
   return cases;
@@ -116,41 +116,42 @@ class BatchInvariance : public ::testing::TestWithParam<ServedCase> {
   const BackendEntry& entry() const { return GetParam().entry; }
 };
 
-// Requests of every length, all at once, alone and in company, in any order.
-struct Company {
+// Requests of every length: all in one batch, then each alone and in random batches of several
+// sizes.
+struct Regrouped {
   AttentionCase test;
   std::vector<std::vector<Piece>> batches;  // all requests first
 };
 
-Company company_of(const ServedCase& served) {
-  Company company{served.test, {}};
+Regrouped regroup(const ServedCase& served) {
+  Regrouped regrouped{served.test, {}};
   const int32_t count = test::is_mla(served.test.spec)     ? 16
                         : served.entry.name == "reference" ? 64
                                                            : 256;
-  company.test.requests.clear();
+  regrouped.test.requests.clear();
   for (int32_t i = 0; i < count; ++i) {
     const int32_t q_len = i % 4 == 3 ? 1 + i % 9 : 1;
-    // Two so long that plans would cut them.
-    company.test.requests.push_back({q_len, q_len + (i < 2 ? 3000 - 1400 * i : i * 37 % 150)});
+    // Two requests are so long that plans would divide them.
+    regrouped.test.requests.push_back({q_len, q_len + (i < 2 ? 3000 - 1400 * i : i * 37 % 150)});
   }
-  const std::vector<Piece> whole = whole_case(company.test);
-  company.batches = {whole};
+  const std::vector<Piece> whole = whole_case(regrouped.test);
+  regrouped.batches = {whole};
   std::mt19937 random(7);
   for (size_t size : {size_t{1}, size_t{2}, size_t{7}, size_t{64}, whole.size()}) {
     std::vector<Piece> shuffled = whole;
     std::shuffle(shuffled.begin(), shuffled.end(), random);
     for (size_t begin = 0; begin < shuffled.size(); begin += size) {
       const size_t end = std::min(begin + size, shuffled.size());
-      company.batches.emplace_back(shuffled.begin() + begin, shuffled.begin() + end);
+      regrouped.batches.emplace_back(shuffled.begin() + begin, shuffled.begin() + end);
     }
   }
-  return company;
+  return regrouped;
 }
 
 // Calls check(rows of a request in a batch, the same rows among all requests).
 template <typename Check>
-void compare_company(const BackendEntry& entry, const Company& company, Check&& check) {
-  const auto& [test, batches] = company;
+void compare_regrouped(const BackendEntry& entry, const Regrouped& regrouped, Check&& check) {
+  const auto& [test, batches] = regrouped;
   const std::vector<Output> outputs = run_batches(entry, test, make_data(test), batches);
   for (size_t batch = 1; batch < batches.size(); ++batch) {
     for (size_t piece = 0; piece < batches[batch].size(); ++piece) {
@@ -163,25 +164,26 @@ void compare_company(const BackendEntry& entry, const Company& company, Check&& 
   }
 }
 
-TEST_P(BatchInvariance, CompanyChangesNoBit) {
-  compare_company(entry(), company_of(GetParam()),
-                  [](const Rows& got, const Rows& want) { EXPECT_EQ(got, want); });
+TEST_P(BatchInvariance, OtherRequestsChangeNoBit) {
+  compare_regrouped(entry(), regroup(GetParam()),
+                    [](const Rows& got, const Rows& want) { EXPECT_EQ(got, want); });
 }
 
-// Without the mode it may change last bits: two units in the last place of a row's largest value.
-TEST_P(BatchInvariance, WithoutItCompanyChangesLastBitsOnly) {
+// Without the mode other requests may change the last bits: two units in the last place of a row's
+// largest value.
+TEST_P(BatchInvariance, WithoutItOtherRequestsChangeLastBitsOnly) {
   if (test::on_gpu()) GTEST_SKIP() << "kernels there are chosen by the batch";
-  Company company = company_of(GetParam());
-  company.test.spec.batch_invariant = false;
-  const double ulp = 2 * test::error_budget(company.test.spec.q_dtype).unit;
-  const auto width = static_cast<size_t>(test::out_width(company.test.spec));
+  Regrouped regrouped = regroup(GetParam());
+  regrouped.test.spec.batch_invariant = false;
+  const double ulp = 2 * test::error_budget(regrouped.test.spec.q_dtype).unit;
+  const auto width = static_cast<size_t>(test::out_width(regrouped.test.spec));
   const auto largest = [width](const std::vector<float>& values, size_t row) {
     const auto first = values.begin() + static_cast<int64_t>(row);
     return std::fabs(
         *std::max_element(first, first + static_cast<int64_t>(width),
                           [](float a, float b) { return std::fabs(a) < std::fabs(b); }));
   };
-  compare_company(entry(), company, [&](const Rows& got, const Rows& want) {
+  compare_regrouped(entry(), regrouped, [&](const Rows& got, const Rows& want) {
     for (size_t i = 0; i < want.out.size(); ++i)
       EXPECT_TRUE(
           test::is_near(got.out[i], want.out[i], 2 * ulp * largest(want.out, i / width * width)));
@@ -192,8 +194,8 @@ TEST_P(BatchInvariance, WithoutItCompanyChangesLastBitsOnly) {
   });
 }
 
-// The same prompt in pieces of any size, down to one token at a time, on any number of threads, by
-// slots and by pages.
+// The same prompt in pieces of any size down to one token, on any number of threads, by slots and
+// by pages.
 TEST_P(BatchInvariance, ChunkingChangesNoBit) {
   AttentionCase test = GetParam().test;
   if (test.spec.mask == MaskKind::prefix_spans) {
@@ -223,7 +225,7 @@ TEST_P(BatchInvariance, ChunkingChangesNoBit) {
   }
 }
 
-// A request that finds its prefix cached, under limits of its own, continues with the same bits.
+// A request with a cached prefix, under other limits, continues with the same bits.
 TEST_P(BatchInvariance, CachedPrefixChangesNoBit) {
   AttentionCase test = GetParam().test;
   test.requests = {{130, 130}, {65, 65}, {1, 1}};
@@ -253,8 +255,8 @@ TEST_P(BatchInvariance, CachedPrefixChangesNoBit) {
 
 class LongRows : public BatchInvariance {};
 
-// A row computed with all others of its prompt, as a decode, at the end of an extend, alone and in
-// company.
+// A row computed with all others of its prompt, as a decode, at the end of an extend, alone and
+// with other requests.
 TEST_P(LongRows, AnyBatchGivesTheSameBits) {
   const AttentionCase& test = GetParam().test;
   const CaseData data = make_data(test);
@@ -278,7 +280,7 @@ TEST_P(LongRows, AnyBatchGivesTheSameBits) {
     for (size_t other = 1; other < batches[batch].size(); ++other) {
       ASSERT_EQ(rows_of(test, outputs[batch], batches[batch], other),
                 rows_of(test, outputs[0], whole, other))
-          << "request " << other << " beside tokens to " << piece.end;
+          << "request " << other << " next to tokens to " << piece.end;
     }
   }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What AttentionBackend promises for linear layers, for every built-in backend.
+// The promises of AttentionBackend for linear layers, for every built-in backend.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -68,7 +68,7 @@ class LinearRun {
         pool_(make_state_pool(test::state_spec(test_),
                               static_cast<int32_t>(test_.lengths.size()) + 2 + kSnapshots)),
         workspace_(contract.entry.workspace_bytes(request_of(test_, threads)), Fill::poison) {
-    // Backwards, so that slots and requests do not coincide; slot 0 and the last stay free.
+    // In reverse, so that slot and request numbers differ; slot 0 and the last stay free.
     for (size_t i = test_.lengths.size(); i > 0; --i) slots_.push_back(static_cast<int32_t>(i));
     poison_states();
     BackendContext context;
@@ -79,8 +79,8 @@ class LinearRun {
     backend_->reserve(request_of(test_, threads).limits, workspace_.bytes());
   }
 
-  // Outputs of the batch's rows. A piece of request -1 is padding: its state slot is -1.
-  // snapshots[t]: which snapshot the state after token t becomes, -1 for none.
+  // Returns the outputs of the batch's rows. A piece of request -1 is padding with state slot -1.
+  // snapshots[t]: the snapshot that the state after token t becomes, -1: none.
   std::vector<float> run(const std::vector<Piece>& pieces,
                          const std::vector<int32_t>& snapshots = {}) {
     Arrays arrays;
@@ -89,28 +89,29 @@ class LinearRun {
       arrays.snapshot_slots.push_back(snapshot == -1 ? -1 : snapshot_slot(snapshot));
     }
     const auto tokens = static_cast<int32_t>(arrays.q_indptr.back());
-    const int64_t width = int64_t{test_.spec.kv_heads} * test_.spec.head_dim_v;
+    const int64_t width = int64_t{test_.spec.linear.value_heads} * test_.spec.linear.value_dim;
     std::vector<float> out(static_cast<size_t>((tokens + 2) * width), NAN);
     BatchView batch;
     batch.mode = ForwardMode::mixed;
     batch.requests = static_cast<int32_t>(pieces.size());
     batch.tokens = tokens;
-    batch.q_indptr = arrays.q_indptr.data();
-    batch.kv_lens = arrays.kv_lens.data();
-    batch.state_slots = arrays.state_slots.data();
-    if (!snapshots.empty()) batch.snapshot_slots = arrays.snapshot_slots.data();
+    batch.q_indptr = arrays.q_indptr;
+    batch.kv_lens = arrays.kv_lens;
+    batch.linear.state_slots = arrays.state_slots;
+    if (!snapshots.empty()) batch.linear.snapshot_slots = arrays.snapshot_slots;
     for (const Piece& piece : pieces) {
-      batch.max_q_len = std::max(batch.max_q_len, piece.end - piece.begin);
-      batch.max_kv_len = std::max(batch.max_kv_len, piece.end);
+      batch.hints.max_q_len = std::max(batch.hints.max_q_len, piece.end - piece.begin);
+      batch.hints.max_kv_len = std::max(batch.hints.max_kv_len, piece.end);
     }
     LayerTensors layer;
     layer.layer = 1;
-    layer.out = dense_rows(out.data(), DType::f32, test_.spec.kv_heads, test_.spec.head_dim_v);
+    layer.out = dense_rows(out.data(), DType::f32, test_.spec.linear.value_heads,
+                           test_.spec.linear.value_dim);
     layer.linear.mixed = arrays.mixed.data();
     layer.linear.log_decay = arrays.log_decay.data();
     layer.linear.beta = arrays.beta.data();
-    if (test_.spec.conv_width > 0) layer.linear.conv_weight = data_.conv_weight.data();
-    if (test_.spec.conv_width > 0 && test_.conv_bias) {
+    if (test_.spec.linear.conv_width > 0) layer.linear.conv_weight = data_.conv_weight.data();
+    if (test_.spec.linear.conv_width > 0 && test_.conv_bias) {
       layer.linear.conv_bias = data_.conv_bias.data();
     }
     const bool mamba2 = test_.spec.kind == AttentionKind::mamba2;
@@ -125,7 +126,7 @@ class LinearRun {
     return out;
   }
 
-  // The error of a forward() behind a plan() that was refused.
+  // Returns the error of a forward() after a plan() that was refused.
   std::string error_behind_a_refused_plan() {
     BatchView wrong;
     wrong.mode = ForwardMode::mixed;
@@ -134,10 +135,10 @@ class LinearRun {
     return test::error_of([&] { backend_->forward({}); });
   }
 
-  // The request continues from a snapshot.
+  // Lets the request continue from a snapshot.
   void restore(size_t request, int32_t snapshot) { slots_[request] = snapshot_slot(snapshot); }
 
-  // The other layer and the slots no request uses are as they were.
+  // Checks that the other layer and unused slots have not changed.
   bool others_untouched() const {
     const auto all_nan = [](const float* from, int64_t count) {
       return std::all_of(from, from + count, [](float x) { return std::isnan(x); });
@@ -168,9 +169,9 @@ class LinearRun {
     const auto add = [&](const std::vector<float>& from, int64_t width, std::vector<float>& rows) {
       rows.insert(rows.end(), from.begin() + piece.begin * width, from.begin() + piece.end * width);
     };
-    add(sequence.mixed, conv_dim(test_.spec), to.mixed);
-    add(sequence.log_decay, test_.spec.kv_heads, to.log_decay);
-    add(sequence.beta, test_.spec.kv_heads, to.beta);
+    add(sequence.mixed, test_.spec.linear.conv_dim(), to.mixed);
+    add(sequence.log_decay, test_.spec.linear.value_heads, to.log_decay);
+    add(sequence.beta, test_.spec.linear.value_heads, to.beta);
     to.q_indptr.push_back(to.q_indptr.back() + piece.end - piece.begin);
     to.kv_lens.push_back(piece.end);
     to.state_slots.push_back(padding ? -1 : slots_[piece.request]);
@@ -184,13 +185,14 @@ class LinearRun {
   const LinearCase& test_;
   const LinearData& data_;
   ThreadPool threads_;
-  std::vector<int32_t> slots_;  // of each sequence
+  std::vector<int32_t> slots_;  // state slot of each sequence
   std::unique_ptr<StatePool> pool_;
   test::GuardedBuffer workspace_;
   std::unique_ptr<AttentionBackend> backend_;
 };
 
-// Every sequence in pieces of `size` tokens: one batch per round, all sequences that still run.
+// Runs every sequence in pieces of `size` tokens: one batch per round with all unfinished
+// sequences.
 std::vector<std::vector<float>> in_pieces(LinearRun& run, const LinearCase& test, int32_t size) {
   const size_t width = static_cast<size_t>(test.spec.kv_heads) * test.spec.head_dim_v;
   std::vector<std::vector<float>> outputs(test.lengths.size());
@@ -293,8 +295,8 @@ TEST_P(Linear, PaddingIsZeroAndWritesNothing) {
   EXPECT_TRUE(is_close(test().spec, oracle(test(), data, last), whole, {}));
 }
 
-// A draft of `drafted` tokens is verified with a snapshot after each; whatever number of them is
-// accepted, the sequence goes on as if the others had never been there.
+// Verifies a draft of `drafted` tokens with a snapshot after each. For any number of accepted
+// tokens the sequence continues as if the others had never been there.
 TEST_P(Linear, SnapshotsUndoRejectedDrafts) {
   const LinearData data = make_data(test());
   const auto longest = static_cast<size_t>(
@@ -311,7 +313,7 @@ TEST_P(Linear, SnapshotsUndoRejectedDrafts) {
       LinearRun run(GetParam(), data, 2);
       std::vector<float> out;
       if (prompt > 0) out = run.run({{longest, 0, prompt}});
-      // In company, and behind a token without a snapshot.
+      // With other requests, and after a token without a snapshot.
       std::vector<int32_t> snapshots = {-1};
       for (int32_t i = 0; i < drafted; ++i) snapshots.push_back(drafted - 1 - i);
       const std::vector<float> verified =

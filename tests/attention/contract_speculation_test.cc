@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tree of drafts must give what each of its root-to-leaf paths gives as a plain causal request.
+// A tree of drafts must give the results of its root-to-leaf paths as plain causal requests.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -84,7 +84,7 @@ TEST_P(Speculation, TreeEqualsItsPaths) {
   if (tokens == 0) GTEST_SKIP() << "no new tokens";
   int32_t first_row = 0;
   for (const RequestData& tree : data.requests) {
-    // All paths together: the budget goes by the worst row of the request.
+    // All paths are compared together, because the budget uses the worst row of the request.
     test::OracleResult want;
     std::vector<int32_t> rows;
     for (int32_t leaf = 0; leaf < tree.q_len; ++leaf) {
@@ -103,8 +103,8 @@ TEST_P(Speculation, TreeEqualsItsPaths) {
   }
 }
 
-// The backend that verifies drafts has served the prompt: without a mask its rows are causal, and
-// may be more than a mask has bits.
+// The backend that verifies drafts also serves the prompt: without a mask its rows are causal, and
+// there may be more of them than a mask has bits.
 TEST_P(Speculation, WithoutATreeRowsAreCausal) {
   AttentionCase test = GetParam().test;
   test.mode = ForwardMode::mixed;

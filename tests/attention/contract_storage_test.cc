@@ -73,7 +73,7 @@ TEST_P(Storage, SlotsThatDoNotExistAreErrors) {
     table[static_cast<size_t>(store.row(0) * store.table_stride() + 16)] =
         static_cast<int32_t>(wild);
     BatchView view = batch.view();
-    view.request_slots = table.data();
+    view.table.entries = table.data();
     const auto expect_refusal = [&] {
       test::expect_invalid(std::to_string(wild), [&] { under_test.backend().plan(view); });
     };
@@ -82,18 +82,18 @@ TEST_P(Storage, SlotsThatDoNotExistAreErrors) {
                                store.page_table() + rows * store.page_table_stride());
     pages[static_cast<size_t>(store.row(0) * store.page_table_stride() + 1)] =
         static_cast<int32_t>(wild);
-    view.request_slots = nullptr;
-    view.page_table = pages.data();
-    view.page_table_stride = store.page_table_stride();
+    view.table.entries = nullptr;
+    view.table.entries = pages.data();
+    view.table.stride = store.page_table_stride();
     expect_refusal();
   }
-  // The backend is as good as before.
+  // The backend still works.
   under_test.run(batch);
   EXPECT_TRUE(same_bits(batch.output(), run_case(*entry, test, data)));
 }
 
-// A decode batch filled up to a fixed size: the padding stands in row 0 of the table, stores to
-// page 0, is not finite, and nobody else notices.
+// A decode batch padded to a fixed size: the padding uses row 0 of the table, stores non-finite
+// values to page 0, and does not change other results.
 void expect_padding_unseen(const BackendEntry& entry, const AttentionCase& test) {
   CaseData data = make_data(test);
   ThreadPool threads(2);
@@ -168,11 +168,11 @@ TEST_P(Storage, ScalesActAsFactors) {
   EXPECT_EQ(four_times.lse, once.lse);
 
   const Output sharper = run(4, 1);
-  test.spec.softmax_scale = static_cast<float>(4 * test::softmax_scale(test.spec));
+  test.spec.scores.softmax_scale = static_cast<float>(4 * test::softmax_scale(test.spec));
   EXPECT_TRUE(same_bits(sharper, run(1, 1)));
 }
 
-// The one scale of latents acts like both.
+// The only scale of latents acts like both.
 TEST_P(Storage, ScaleOfLatentsActsAsFactor) {
   AttentionCase test = test::attention_case("mla_fp8_per_tensor");
   test.prewritten = true;
@@ -189,7 +189,7 @@ TEST_P(Storage, ScaleOfLatentsActsAsFactor) {
     return batch.output();
   };
   const Output scaled = run(4);
-  test.spec.softmax_scale *= 4;
+  test.spec.scores.softmax_scale *= 4;
   const Output sharper = run(1);
   for (size_t i = 0; i < scaled.out.size(); ++i) EXPECT_EQ(scaled.out[i], 4 * sharper.out[i]);
   EXPECT_EQ(scaled.lse, sharper.lse);

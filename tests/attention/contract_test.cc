@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What AttentionBackend promises, for every built-in backend and every case of the shared list:
-// a backend says why it does not serve a case, or its result is right.
+// The promises of AttentionBackend, for every built-in backend and every case of the shared list:
+// a backend gives a reason why it does not serve a case, or its result is right.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -68,7 +68,7 @@ TEST_P(Served, MatchesTheOracle) {
   });
 }
 
-TEST_P(Served, ForeignBytesAndThreadCountsChangeNoBit) {
+TEST_P(Served, UnownedBytesAndThreadCountsChangeNoBit) {
   const CaseData data = make_data(test());
   const Output clean = run_case(entry(), test(), data, {.fill = Fill::zero, .threads = 1});
   for (int threads : {2, 3}) {
@@ -105,7 +105,7 @@ TEST_P(Served, OneByteLessOfWorkspaceIsRefusedByName) {
   EXPECT_TRUE(workspace.guards_intact());
 }
 
-// A second batch over the same reserve, then the first again: nothing stays behind.
+// A second batch after the same reserve(), then the first again: no state remains.
 TEST_P(Served, PlansLeaveNothingBehind) {
   const CaseData data = make_data(test());
   const std::vector<test::Piece> whole = whole_case(test());
@@ -116,13 +116,13 @@ TEST_P(Served, PlansLeaveNothingBehind) {
   EXPECT_TRUE(same_bits(outputs.front(), outputs.back()));
 }
 
-// One captured pass serves batches of other lengths, down to none, with the bits of an eager pass.
+// A captured pass serves batches of other lengths, down to 0, with the bits of an eager pass.
 TEST_P(Served, GraphReplayEqualsEager) {
   if (entry().graphs != GraphSupport::always) GTEST_SKIP() << "captures nothing";
   const CaseData data = make_data(test());
   const std::vector<test::Piece> whole = whole_case(test());
   std::vector<test::Piece> shorter = whole;
-  // Other lengths, and every third request left out.
+  // Other lengths, without every third request.
   for (size_t i = 0; i < shorter.size(); ++i) {
     const bool whole_only = test().spec.mask != MaskKind::none || test().prewritten;
     if (i % 3 == 1) shorter[i].end = 0;
@@ -130,7 +130,7 @@ TEST_P(Served, GraphReplayEqualsEager) {
   }
   const std::vector<std::vector<test::Piece>> batches = {whole, shorter, whole};
   ThreadPool threads(1);
-  // Runs every batch over one store, as `pass` does it.
+  // Runs every batch over one store by calling `pass`.
   const auto run_all = [&](test::Tables tables, auto&& pass) {
     std::optional<test::PagedStore> store;
     if (test::is_cached(test().spec)) store.emplace(test(), data, Fill::zero);
@@ -183,7 +183,7 @@ std::vector<ServedCase> kinds() {
 
 class EveryKind : public Served {};
 
-// Layers that ran on would attend by lists and tables of a batch that is over.
+// Without this error, layers would use lists and tables of a previous batch.
 TEST_P(EveryKind, APlanThatFailsLeavesNone) {
   const CaseData data = make_data(test());
   ThreadPool threads(1);
@@ -208,7 +208,7 @@ INSTANTIATE_TEST_SUITE_P(Builtin, EveryKind, ::testing::ValuesIn(kinds()), test:
 
 class Refused : public ::testing::TestWithParam<AttentionCase> {};
 
-// The reasons come before anything is built, and nothing gets round them.
+// Reasons are given before anything is built, and no call can bypass them.
 TEST_P(Refused, SayWhyAndCannotBeForced) {
   if (!test::why_no_test_device().empty()) GTEST_SKIP() << test::why_no_test_device();
   const AttentionCase& test = GetParam();
@@ -245,8 +245,8 @@ TEST_P(Refused, SayWhyAndCannotBeForced) {
 INSTANTIATE_TEST_SUITE_P(Cases, Refused, ::testing::ValuesIn(test::attention_cases()),
                          [](const auto& param) { return param.param.name; });
 
-// Every shared case has at least one backend, so that none passes by being refused everywhere.
-// On a GPU caches of another 16-bit type than the queries' are not, nor dual chunks, nor some
+// Every shared case has at least one backend, so that no case passes by being refused everywhere.
+// On a GPU this excludes caches of another 16-bit type than the queries', dual chunks and some
 // random combinations.
 TEST(Contract, EveryCaseIsServed) {
   if (!test::why_no_test_device().empty()) GTEST_SKIP() << test::why_no_test_device();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What creation and reserve() refuse.
+// Errors of creation and reserve().
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -64,7 +64,7 @@ TEST(Create, RefusesPoolsThatDoNotFit) {
   refuses("threads is null", pool.get(), nullptr);
 }
 
-// A device is the CPU, which is one, or a GPU.
+// A device is the only CPU, or a GPU.
 TEST(Create, RefusesDevicesThatAreNone) {
   ThreadPool threads(1);
   const Fixture fixture;
@@ -99,7 +99,7 @@ TEST(Create, RefusesDevicesThatAreNone) {
   EXPECT_EQ(device_name({static_cast<DeviceKind>(17), 0}), "DeviceKind(17)");
 }
 
-// Nothing is divided by a width that is 0, whoever is asked first.
+// No check divides by a width of 0, in any order of calls.
 TEST(Create, RefusesSpecsNobodyCanMean) {
   ThreadPool threads(1);
   const Fixture fixture;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What GPU backends refuse, and why, on machines without a GPU.
+// Rejections of GPU backends and their reasons, on machines without a GPU.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -18,7 +18,7 @@
 namespace fovea {
 namespace {
 
-// Before the process opens its kernels: there is no pack, and nothing may be compiled.
+// Runs before the process opens its kernels: there is no pack, and compiling is forbidden.
 const bool kForbidden = [] {
   setenv("FOVEA_KERNEL_PACK", "", 1);
   setenv("FOVEA_KERNEL_CACHE", "", 1);
@@ -146,7 +146,7 @@ TEST(FindDevice, NamesOneProcessor) {
   EXPECT_EQ(device_name({DeviceKind::cuda, 3}), "cuda:3");
 }
 
-// As on the CPU (prefix_levels_test): groups take no more memory where batches may be longer.
+// As on the CPU (prefix_levels_test), groups take no more memory if batches may be longer.
 TEST(CudaPrefixes, WorkspaceIsBoundedByRequests) {
   const kernels::cuda::AttentionSetup setup = {
       .spec = served().spec, .cache = served().cache, .sm = 90, .multiprocessors = 132};

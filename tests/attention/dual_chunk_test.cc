@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dual chunk attention beside the contract's cases: what it comes down to, how far rotations turn,
-// and what is refused.
+// Dual chunk attention beyond the contract's cases: equivalent batches, angles of rotations, and
+// errors.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -66,7 +66,7 @@ TEST(DualChunk, RopeGivesTheBitsOfRotatedQueries) {
   });
 }
 
-// As cross attention fills its cache, and as layers read another's keys.
+// Stores only, as for caches of cross attention, and reads only, as layers that share a cache do.
 TEST(DualChunk, KeysAreStoredWithoutQueriesAndSeenWithoutNewKeys) {
   const AttentionCase test = test::attention_case("dual_chunk_rope");
   const CaseData data = make_data(test);
@@ -85,7 +85,7 @@ TEST(DualChunk, KeysAreStoredWithoutQueriesAndSeenWithoutNewKeys) {
   });
 }
 
-// Chunks of 6: values tell the weights of the keys, which tell the distances.
+// Chunks of 6: values show the weights of the keys, and these show the distances.
 TEST(DualChunk, RotationsTurnNoFurtherThanAChunk) {
   AttentionCase test = test::mha_case("distances", 1, 1, 2);
   test.spec.dual_chunk = {.chunk_size = 8, .local_size = 2};
@@ -155,7 +155,7 @@ TEST(DualChunk, RefusesTensorsThatDoNotFit) {
   const HeadRows one = dense_rows(values.data(), DType::f32, 1, 8);
   const LayerTensors plain{.q = two, .k = one, .v = one, .out = two};
   LayerTensors given = plain, roped = plain;
-  given.q_succ = given.q_inter = two;
+  given.dual_chunk.q_succ = given.dual_chunk.q_inter = two;
   roped.rotary = {values.data(), values.data(), 6, 2, false, positions.data()};
   const auto expect_refused = [&](const AttentionSpec& spec, const LayerTensors& good,
                                   const auto& wrong) {
@@ -172,19 +172,20 @@ TEST(DualChunk, RefusesTensorsThatDoNotFit) {
   };
   using Wrong = std::vector<std::pair<const char*, std::function<void(LayerTensors&)>>>;
   AttentionSpec spec = test::TwoRequests().spec;
-  expect_refused(
-      spec, plain,
-      Wrong{{"q_succ is given, but the spec's dual_chunk.chunk_size is 0",
-             [&](auto& t) { t.q_succ = two; }},
-            {"q_inter is given, but the spec's dual", [&](auto& t) { t.q_inter = two; }}});
+  expect_refused(spec, plain,
+                 Wrong{{"q_succ is given, but the spec's dual_chunk.chunk_size is 0",
+                        [&](auto& t) { t.dual_chunk.q_succ = two; }},
+                       {"q_inter is given, but the spec's dual",
+                        [&](auto& t) { t.dual_chunk.q_inter = two; }}});
   spec.dual_chunk = {.chunk_size = 5, .local_size = 2};
-  expect_refused(spec, given,
-                 Wrong{{"q_succ is null", [](auto& t) { t.q_succ = {}; }},
-                       {"q_inter is null", [](auto& t) { t.q_inter = {}; }},
-                       {"q_succ is bf16", [](auto& t) { t.q_succ.dtype = DType::bf16; }}});
+  expect_refused(
+      spec, given,
+      Wrong{{"q_succ is null", [](auto& t) { t.dual_chunk.q_succ = {}; }},
+            {"q_inter is null", [](auto& t) { t.dual_chunk.q_inter = {}; }},
+            {"q_succ is bf16", [](auto& t) { t.dual_chunk.q_succ.dtype = DType::bf16; }}});
   spec.has_rope = true;
   expect_refused(spec, roped,
-                 Wrong{{"is 5 and has_rope true", [&](auto& t) { t.q_inter = two; }},
+                 Wrong{{"is 5 and has_rope true", [&](auto& t) { t.dual_chunk.q_inter = two; }},
                        {"rotary.max_positions is 5, must be above the dual_chunk.chunk_size of 5",
                         [](auto& t) { t.rotary.max_positions = 5; }},
                        {"rotary.positions[1] is -8, must not be negative",

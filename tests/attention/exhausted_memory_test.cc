@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that ends in public calls: an Error that names what was asked for, and nothing is lost.
+// Out of memory in public calls: an Error names the request, and nothing is lost.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -19,8 +19,8 @@
 namespace fovea {
 namespace {
 
-// Runs `action` until none of its allocations fails: first its first one fails, then its second.
-// Each time that must be an Error with the words in it. Returns how many failed.
+// Runs `action` with its first allocation failing, then its second, and so on until none fails.
+// Each failure must be an Error with the words in it. Returns the number of failures.
 int fail_each_allocation(const char* words, const std::function<void()>& action) {
   for (int failures = 0;; ++failures) {
     test::allocations_before_failure = failures;
@@ -94,8 +94,8 @@ TEST(ExhaustedMemory, BackendsNameThemselvesOrTheirWorkspace) {
     test::TwoRequests fixture;
     if (kind == AttentionKind::mla) {
       fixture.spec.kind = kind;
-      fixture.spec.kv_lora_rank = 8;
-      fixture.spec.softmax_scale = 1;
+      fixture.spec.mla.kv_lora_rank = 8;
+      fixture.spec.scores.softmax_scale = 1;
       fixture.cache.layout = KvLayout::mla;
     }
     const auto pool = make_kv_pool(fixture.cache, test::kPages);
@@ -119,7 +119,7 @@ TEST(ExhaustedMemory, BackendsNameThemselvesOrTheirWorkspace) {
         test::expect_error(ErrorCode::out_of_memory, words,
                            [&] { backend->reserve(fixture.limits); });
         EXPECT_LT(test::allocations_before_failure, 0);
-        backend->plan(fixture.batch);  // what was reserved before is still there
+        backend->plan(fixture.batch);  // the earlier reservation is still valid
       }
     }
   }
@@ -137,7 +137,7 @@ TEST(ExhaustedMemory, MergersNameTheStates) {
   EXPECT_FLOAT_EQ(a[0], 1.5f);  // merged once, by the call that succeeded
 }
 
-// What a failed insert() leaves is evicted in the right order: clear() frees all of it at once.
+// After a failed insert(), pages are evicted in the right order: clear() frees all of them at once.
 TEST(ExhaustedMemory, PrefixesStayWholeWhereAnInsertFails) {
   const std::vector<int32_t> a = {1, 2, 3, 4}, b = {9, 9, 9, 9};
   const std::vector<int32_t> abc = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
@@ -150,7 +150,7 @@ TEST(ExhaustedMemory, PrefixesStayWholeWhereAnInsertFails) {
     std::vector<int64_t> mine;
     pages.allocate(4, mine);
     cache.insert(domain, a, std::vector<int64_t>{mine[0]});
-    cache.insert(domain, b, std::vector<int64_t>{mine[1]});  // time goes on
+    cache.insert(domain, b, std::vector<int64_t>{mine[1]});  // makes the others older
     const std::vector<int64_t> three = {mine[0], mine[2], mine[3]};
     test::allocations_before_failure = failures;
     try {
@@ -191,7 +191,7 @@ TEST(ExhaustedMemory, PrefixCachesNameTheTokens) {
   EXPECT_GT(fail_each_allocation("a list of 2 freed pages", evict), 0);
 }
 
-// No destructor takes memory.
+// No destructor allocates memory.
 TEST(ExhaustedMemory, PrefixCachesEndWithoutMemory) {
   PageAllocator pages(16, 4);
   auto cache = std::make_unique<PrefixCache>(pages, nullptr);

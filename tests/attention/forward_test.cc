@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What forward() refuses, and what little batches do.
+// Errors of forward(), and results of small batches.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -22,13 +22,13 @@ using Fixture = test::TwoRequests;
 
 constexpr int64_t kFar = std::numeric_limits<int64_t>::max();
 
-// One byte on.
+// Moves a pointer by one byte.
 template <typename T>
 void step(const T*& array) {
   array = reinterpret_cast<const T*>(reinterpret_cast<const char*>(array) + 1);
 }
 
-// What is changed in good tensors, and words of the error that it causes.
+// Words of an error, and the change to valid tensors that causes it.
 using Changes = std::vector<std::pair<const char*, std::function<void(LayerTensors&)>>>;
 
 void expect_refused(Fixture& fixture, const LayerTensors& good, const Changes& changes) {
@@ -63,14 +63,15 @@ TEST(Forward, RefusesTensorsThatDoNotFit) {
       {"must be aligned to 4 bytes", [](auto& t) { t.q.data = static_cast<char*>(t.q.data) + 2; }},
       {"k is fp16", [](auto& t) { t.k.dtype = DType::f16; }},
       {"needs_lse is false", [&](auto& t) { t.lse = NaturalLse(lse.data()); }},
-      {"sinks is given", [&](auto& t) { t.sinks = lse.data(); }},
-      {"alibi_slopes is given", [&](auto& t) { t.alibi_slopes = lse.data(); }},
-      {"q_scale is given", [&](auto& t) { t.q_scale = lse.data(); }},
-      {"q_rope is given, but the spec's kind is mha", [&](auto& t) { t.q_rope = two; }},
-      {"mla_weights are given, but the spec's nope_dim is 0",
-       [&](auto& t) { t.mla_weights.w_uk = t.mla_weights.w_uv = lse.data(); }},
-      {"mla_weights are half given", [&](auto& t) { t.mla_weights.w_uk = lse.data(); }},
-      {"mla_weights are half given", [&](auto& t) { t.mla_weights.w_uv = lse.data(); }},
+      {"scores.sinks is given", [&](auto& t) { t.scores.sinks = lse.data(); }},
+      {"scores.alibi_slopes is given", [&](auto& t) { t.scores.alibi_slopes = lse.data(); }},
+      {"q_scale is given", [&](auto& t) { t.q_scale.data = lse.data(); }},
+      {"mla.q_rope is given, but the spec's kind is mha", [&](auto& t) { t.mla.q_rope = two; }},
+      {"mla.latent is given, but the spec's kind is mha", [&](auto& t) { t.mla.latent = two; }},
+      {"mla.k_rope is given, but the spec's kind is mha", [&](auto& t) { t.mla.k_rope = two; }},
+      {"mla.weights is given, but the spec's kind is mha",
+       [&](auto& t) { t.mla.weights.w_uk = t.mla.weights.w_uv = lse.data(); }},
+      {"mla.weights is given", [&](auto& t) { t.mla.weights.w_uv = lse.data(); }},
       {"linear is given, but the spec's kind is mha",
        [&](auto& t) { t.linear.mixed = lse.data(); }},
       {"out has strides of 0 a token and 8 a head: rows of 8 values overlap",
@@ -99,46 +100,50 @@ TEST(Forward, RefusesTensorsThatDoNotFit) {
     t.out.head_stride = 5 * 8;
   }));
   expect_refused(fixture, good, wrong);
-  fixture.batch.out_slots = nullptr;
+  fixture.batch.out_slots = {};
   fixture.backend->plan(fixture.batch);
-  expect_invalid("out_slots is null", [&] { fixture.backend->forward(good); });
+  expect_invalid("out_slots is absent", [&] { fixture.backend->forward(good); });
   fixture.backend->forward(with([](auto& t) { t.save_kv = false; }));
 }
 
-// Widths of 1 are widths.
+// Covers widths of 1.
 TEST(Forward, RefusesLatentTensorsThatDoNotFit) {
   std::vector<float> values(5 * 2 * 8);
   const auto rows = [&](int32_t heads, int32_t dim) {
     return dense_rows(values.data(), DType::f32, heads, dim);
   };
-  LayerTensors good{.q = rows(2, 1), .q_rope = rows(2, 2), .k = rows(1, 6), .v = rows(1, 2)};
-  good.out = rows(2, 1);
-  good.mla_weights = {.w_uk = values.data(), .w_uv = values.data()};
+  LayerTensors good{.q = rows(2, 1), .out = rows(2, 1)};
+  good.mla = {.latent = rows(1, 6),
+              .k_rope = rows(1, 2),
+              .q_rope = rows(2, 2),
+              .weights = {.w_uk = values.data(), .w_uv = values.data()}};
   Fixture fixture;
-  fixture.spec = {.kind = AttentionKind::mla, .q_heads = 2, .kv_heads = 1, .head_dim = 8};
-  fixture.spec.head_dim_v = fixture.spec.kv_lora_rank = fixture.cache.head_dim_v = 6;
-  fixture.spec.rope_dim = 2;
-  fixture.spec.nope_dim = fixture.spec.v_dim = 1;
+  fixture.spec = {.kind = AttentionKind::mla, .q_heads = 2, .kv_heads = 1};
+  fixture.spec.mla = {.kv_lora_rank = 6, .rope_dim = 2, .nope_dim = 1, .v_dim = 1};
+  fixture.cache.head_dim_v = 6;
   fixture.cache.layout = KvLayout::mla;
   fixture.create();
   fixture.backend->plan(fixture.batch);
   fixture.backend->forward(good);
   const Changes wrong = {
-      {"q_rope is fp16", [](auto& t) { t.q_rope.dtype = DType::f16; }},
-      {"v is null", [](auto& t) { t.v = {}; }},
-      {"mla_weights are null, but the spec's nope_dim is 1", [](auto& t) { t.mla_weights = {}; }},
-      {"mla_weights are half given", [](auto& t) { t.mla_weights.w_uk = nullptr; }},
-      {"mla_weights are half given", [](auto& t) { t.mla_weights.w_uv = nullptr; }},
+      {"mla.q_rope is fp16", [](auto& t) { t.mla.q_rope.dtype = DType::f16; }},
+      {"mla.k_rope is null", [](auto& t) { t.mla.k_rope = {}; }},
+      {"mla.k_rope is given, but mla.latent is null", [](auto& t) { t.mla.latent = {}; }},
+      {"k is given, but the spec's kind is mla", [](auto& t) { t.k = t.mla.latent; }},
+      {"mla.weights are null, but the spec's mla.nope_dim is 1",
+       [](auto& t) { t.mla.weights = {}; }},
+      {"mla.weights are half given", [](auto& t) { t.mla.weights.w_uk = nullptr; }},
+      {"mla.weights are half given", [](auto& t) { t.mla.weights.w_uv = nullptr; }},
       {"rows of 1 values overlap", [](auto& t) { t.out.head_stride = 0; }},
-      {"q_rope at", [](auto& t) { t.q_rope.head_stride = kFar; }},
-      {"mla_weights.dtype is DType(17)",
-       [](auto& t) { t.mla_weights.dtype = static_cast<DType>(17); }},
-      {"mla_weights.dtype is fp8_e4m3", [](auto& t) { t.mla_weights.dtype = DType::f8e4m3; }},
-      {"mla_weights.w_uk is at", [](auto& t) { step(t.mla_weights.w_uk); }},
-      {"mla_weights.w_uk_head_stride is -6, must be 0 or at least 6, the values of a head",
-       [](auto& t) { t.mla_weights.w_uk_head_stride = -6; }},
-      {"mla_weights.w_uv_head_stride is 5", [](auto& t) { t.mla_weights.w_uv_head_stride = 5; }},
-      {"w_uk at", [](auto& t) { t.mla_weights.w_uk_head_stride = kFar; }},
+      {"mla.q_rope at", [](auto& t) { t.mla.q_rope.head_stride = kFar; }},
+      {"mla.weights.dtype is DType(17)",
+       [](auto& t) { t.mla.weights.dtype = static_cast<DType>(17); }},
+      {"mla.weights.dtype is fp8_e4m3", [](auto& t) { t.mla.weights.dtype = DType::f8e4m3; }},
+      {"mla.weights.w_uk is at", [](auto& t) { step(t.mla.weights.w_uk); }},
+      {"mla.weights.w_uk_head_stride is -6, must be 0 or at least 6, the values of a head",
+       [](auto& t) { t.mla.weights.w_uk_head_stride = -6; }},
+      {"mla.weights.w_uv_head_stride is 5", [](auto& t) { t.mla.weights.w_uv_head_stride = 5; }},
+      {"w_uk at", [](auto& t) { t.mla.weights.w_uk_head_stride = kFar; }},
   };
   expect_refused(fixture, good, wrong);
 }
@@ -149,8 +154,8 @@ TEST(Forward, LatentsWithoutARotaryKeyNeedNoV) {
   const HeadRows one = dense_rows(values.data(), DType::f32, 1, 8);
   Fixture fixture;
   fixture.spec.kind = AttentionKind::mla;
-  fixture.spec.kv_lora_rank = 8;
-  fixture.spec.softmax_scale = 1;
+  fixture.spec.mla.kv_lora_rank = 8;
+  fixture.spec.scores.softmax_scale = 1;
   fixture.cache.layout = KvLayout::mla;
   fixture.create();
   fixture.backend->plan(fixture.batch);
@@ -164,7 +169,7 @@ TEST(Forward, RefusesPackedBatchesWithoutKeys) {
   Fixture fixture;
   fixture.spec.scope = AttentionScope::ragged;
   fixture.kv_lens = {2, 3};
-  fixture.batch.out_slots = nullptr;  // nothing is stored
+  fixture.batch.out_slots = {};  // nothing is stored
   fixture.create();
   fixture.backend->plan(fixture.batch);
   fixture.backend->forward({.q = two, .k = one, .v = one, .out = two});
@@ -174,22 +179,19 @@ TEST(Forward, RefusesPackedBatchesWithoutKeys) {
 TEST(Forward, RefusesLinearTensorsThatDoNotFit) {
   const StateCacheSpec states{
       .layers = 1, .conv_dim = 12, .conv_width = 2, .heads = 1, .rows = 4, .columns = 4};
-  AttentionSpec spec{.kind = AttentionKind::gated_delta_net,
-                     .q_heads = 1,
-                     .kv_heads = 1,
-                     .head_dim = 4,
-                     .head_dim_v = 4};
-  spec.conv_width = 2;
+  AttentionSpec spec{
+      .kind = AttentionKind::gated_delta_net,
+      .linear = {.key_heads = 1, .value_heads = 1, .key_dim = 4, .value_dim = 4, .conv_width = 2}};
   const auto pool = make_state_pool(states, 2);
   ThreadPool threads(1);
   const BackendRegistry registry = BackendRegistry::builtin();
   const auto backend =
       registry.find("linear")->create({.spec = spec, .state = pool.get(), .threads = &threads});
   backend->reserve({.max_requests = 1, .max_tokens = 2, .max_q_len = 2, .max_kv_len = 2});
-  const int32_t q_indptr[] = {0, 2}, kv_len = 2, slot = 1;
+  const int32_t q_indptr[] = {0, 2}, kv_lens[] = {2}, slots[] = {1};
   BatchView batch{.mode = ForwardMode::extend, .requests = 1, .tokens = 2, .q_indptr = q_indptr};
-  batch.kv_lens = &kv_len;
-  batch.state_slots = &slot;
+  batch.kv_lens = kv_lens;
+  batch.linear.state_slots = slots;
   backend->plan(batch);
   std::vector<float> values(32);
   LayerTensors good{.out = dense_rows(values.data(), DType::f32, 1, 4)};
@@ -200,20 +202,22 @@ TEST(Forward, RefusesLinearTensorsThatDoNotFit) {
       {"linear.mixed is null", [](auto& t) { t.linear.mixed = nullptr; }},
       {"linear.log_decay is null", [](auto& t) { t.linear.log_decay = nullptr; }},
       {"linear.beta is null", [](auto& t) { t.linear.beta = nullptr; }},
-      {"linear.conv_weight is null, but the spec's conv_width is 2",
+      {"linear.conv_weight is null, but the spec's linear.conv_width is 2",
        [](auto& t) { t.linear.conv_weight = nullptr; }},
       {"linear.skip is given, but the spec's kind is gated_delta_net",
        [&](auto& t) { t.linear.skip = values.data(); }},
       {"out is null", [](auto& t) { t.out.data = nullptr; }},
       {"out is bf16", [](auto& t) { t.out.dtype = DType::bf16; }},
-      {"out is fp32 with a head stride of 5, must be f32 with a head stride of head_dim_v = 4",
+      {"out is fp32 with a head stride of 5, must be f32 with a head stride of value_dim = 4",
        [](auto& t) { t.out.head_stride = 5; }},
       {"out has strides of 3 a token and 4 a head: rows of 4 values overlap",
        [](auto& t) { t.out.token_stride = 3; }},
       {"q is given, but the spec's kind", [](auto& t) { t.q = t.out; }},
-      {"q_rope is given, but the spec's kind", [](auto& t) { t.q_rope = t.out; }},
-      {"q_succ is given, but the spec's kind", [](auto& t) { t.q_succ = t.out; }},
-      {"q_inter is given, but the spec's kind", [](auto& t) { t.q_inter = t.out; }},
+      {"mla.q_rope is given, but the spec's kind", [](auto& t) { t.mla.q_rope = t.out; }},
+      {"dual_chunk.q_succ is given, but the spec's kind",
+       [](auto& t) { t.dual_chunk.q_succ = t.out; }},
+      {"dual_chunk.q_inter is given, but the spec's kind",
+       [](auto& t) { t.dual_chunk.q_inter = t.out; }},
       {"k is given, but the spec's kind", [](auto& t) { t.k = t.out; }},
       {"v is given, but the spec's kind", [](auto& t) { t.v = t.out; }},
       {"lse is given, but the spec's kind", [&](auto& t) { t.lse = NaturalLse(values.data()); }},
@@ -324,11 +328,11 @@ TEST(Forward, CrossAttentionReadsWhatTheEncoderStored) {
   BatchView fill = fixture.batch;
   fill.tokens = 3;
   fill.q_indptr = q_indptr;
-  fill.kv_lens = nullptr;
-  fill.encoder_lens = fixture.encoder_lens.data();
+  fill.kv_lens = {};
+  fill.cross.lens = fixture.encoder_lens;
   const std::vector<int64_t> out_slots(fixture.slots.begin() + kContext,
                                        fixture.slots.begin() + kContext + 3);
-  fill.out_slots = out_slots.data();
+  fill.out_slots = out_slots;
   std::vector<float> k(3 * 8, 0), v(3 * 8), q(5 * 2 * 8, 1), out(5 * 2 * 8, -1);
   for (size_t i = 0; i < v.size(); ++i) v[i] = static_cast<float>(i / 8 + 1);
   fixture.backend->plan(fill);
@@ -336,8 +340,8 @@ TEST(Forward, CrossAttentionReadsWhatTheEncoderStored) {
       {.k = dense_rows(k.data(), DType::f32, 1, 8), .v = dense_rows(v.data(), DType::f32, 1, 8)});
 
   BatchView decode = fixture.batch;
-  decode.encoder_lens = fixture.encoder_lens.data();
-  decode.out_slots = nullptr;
+  decode.cross.lens = fixture.encoder_lens;
+  decode.out_slots = {};
   fixture.backend->plan(decode);
   fixture.backend->forward({.q = dense_rows(q.data(), DType::f32, 2, 8),
                             .out = dense_rows(out.data(), DType::f32, 2, 8)});
@@ -349,7 +353,7 @@ TEST(Forward, CrossAttentionReadsWhatTheEncoderStored) {
 TEST(Forward, RefusesMisalignedExtras) {
   std::vector<float> rows(5 * 2 * 8), extra(16);
   Fixture fixture;
-  fixture.spec.needs_lse = fixture.spec.has_sinks = fixture.spec.has_alibi = true;
+  fixture.spec.needs_lse = fixture.spec.scores.has_sinks = fixture.spec.scores.has_alibi = true;
   fixture.create();
   fixture.backend->plan(fixture.batch);
   LayerTensors good{.q = dense_rows(rows.data(), DType::f32, 2, 8),
@@ -357,7 +361,7 @@ TEST(Forward, RefusesMisalignedExtras) {
                     .v = dense_rows(rows.data(), DType::f32, 1, 8),
                     .out = dense_rows(rows.data(), DType::f32, 2, 8)};
   good.lse = NaturalLse(extra.data());
-  good.sinks = good.alibi_slopes = extra.data();
+  good.scores = {.sinks = extra.data(), .alibi_slopes = extra.data()};
   fixture.backend->forward(good);
   const Changes wrong = {
       {"lse is at",
@@ -366,15 +370,15 @@ TEST(Forward, RefusesMisalignedExtras) {
          step(lse);
          t.lse = NaturalLse(const_cast<float*>(lse));
        }},
-      {"sinks is at", [](auto& t) { step(t.sinks); }},
-      {"alibi_slopes is at", [](auto& t) { step(t.alibi_slopes); }},
+      {"scores.sinks is at", [](auto& t) { step(t.scores.sinks); }},
+      {"scores.alibi_slopes is at", [](auto& t) { step(t.scores.alibi_slopes); }},
   };
   expect_refused(fixture, good, wrong);
 }
 
 TEST(Forward, RefusesScalesOfQueriesThatDoNotFit) {
   std::vector<uint8_t> q(5 * 2 * 8);
-  std::vector<uint16_t> rows(5 * 2 * 8);
+  std::vector<uint16_t> rows(q.size());
   std::vector<float> scale(10, 1.0f);
   Fixture fixture;
   fixture.spec.q_dtype = fixture.cache.dtype = DType::f8e4m3;
@@ -384,15 +388,11 @@ TEST(Forward, RefusesScalesOfQueriesThatDoNotFit) {
                     .k = dense_rows(rows.data(), DType::bf16, 1, 8),
                     .v = dense_rows(rows.data(), DType::bf16, 1, 8),
                     .out = dense_rows(rows.data(), DType::bf16, 2, 8)};
-  good.q_scale = scale.data();
-  good.q_scale_token_stride = 2;
-  good.q_scale_head_stride = 1;
+  good.q_scale = {.data = scale.data(), .token_stride = 2, .head_stride = 1};
   fixture.backend->forward(good);
-  const Changes wrong = {
-      {"q_scale is at", [](auto& t) { step(t.q_scale); }},
-      {"q_scale at", [](auto& t) { t.q_scale_token_stride = kFar; }},
-  };
-  expect_refused(fixture, good, wrong);
+  expect_refused(fixture, good,
+                 {{"q_scale is at", [](auto& t) { step(t.q_scale.data); }},
+                  {"q_scale at", [](auto& t) { t.q_scale.token_stride = kFar; }}});
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Several backends that serve one pass together: layers of different kinds over pools of different
-// pages, and new and cached keys attended to apart.
+// pages, and separate attention to new and to cached keys.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -62,7 +62,7 @@ class Joined : public ::testing::TestWithParam<const char*> {
   Fixture fixture_;
 };
 
-// Layers 0 and 2 see everything, layer 1 a window; its heads and pages are others.
+// Layers 0 and 2 see all keys, layer 1 sees a window and has other heads and pages.
 TEST_P(Joined, LayersOfEveryKindShareABatch) {
   KvCacheSpec caches[] = {fixture_.cache, fixture_.cache};
   AttentionSpec specs[] = {fixture_.spec, fixture_.spec};
@@ -87,7 +87,7 @@ TEST_P(Joined, LayersOfEveryKindShareABatch) {
   all->reserve(fixture_.limits);
   all->plan(fixture_.batch);
   for (int32_t layer = 0; layer < 3; ++layer) {
-    // The model's layer goes in, the pool's layer is used.
+    // The composition gets the model's layer, the part its pool's layer.
     all->forward(joined[static_cast<size_t>(layer)].tensors(layer));
   }
   for (size_t layer = 0; layer < 3; ++layer) {
@@ -101,8 +101,8 @@ TEST_P(Joined, LayersOfEveryKindShareABatch) {
   EXPECT_NE(joined[0].out, joined[2].out);
 }
 
-// Causal among the new tokens, as a ragged prefill, and all of what is cached, as cross attention
-// over the same table: merged by LSE that is an extend. One request has nothing cached.
+// A ragged prefill of the new tokens and cross attention over the cached tokens, merged by LSE,
+// equal an extend. One request has no cached tokens.
 TEST_P(Joined, RaggedAndPagedKeysMergeIntoAnExtend) {
   AttentionSpec spec = fixture_.spec;
   spec.needs_lse = true;
@@ -114,9 +114,9 @@ TEST_P(Joined, RaggedAndPagedKeysMergeIntoAnExtend) {
   for (const int32_t token : {0, 1, 2})
     fixture_.out_slots.push_back(fixture_.slots[2 * kContext + token]);
   BatchView batch = fixture_.batch;
-  batch.out_slots = fixture_.out_slots.data();
-  batch.positions = nullptr;
-  batch.encoder_lens = cached.data();
+  batch.out_slots = fixture_.out_slots;
+  batch.positions = {};
+  batch.cross.lens = cached;
 
   const auto pool = make_kv_pool(fixture_.cache, kPages);
   const auto extend = create(spec, pool.get());
@@ -125,10 +125,10 @@ TEST_P(Joined, RaggedAndPagedKeysMergeIntoAnExtend) {
   const std::vector<int32_t> fill_indptr = {0, 7, 7};
   const std::vector<int64_t> fill_slots(fixture_.slots.begin() + kContext,
                                         fixture_.slots.begin() + kContext + 7);
-  fill.tokens = fill.max_q_len = fill.max_kv_len = 7;
-  fill.q_indptr = fill_indptr.data();
-  fill.kv_lens = cached.data();
-  fill.out_slots = fill_slots.data();
+  fill.tokens = fill.hints.max_q_len = fill.hints.max_kv_len = 7;
+  fill.q_indptr = fill_indptr;
+  fill.kv_lens = cached;
+  fill.out_slots = fill_slots;
   std::vector<float> k = random_rows(7 * 8, 8), v = random_rows(7 * 8, 9);
   extend->plan(fill);
   extend->forward(

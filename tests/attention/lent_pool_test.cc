@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pools that callers implement over memory of their own: what contradicts itself is named when a
-// backend is created, before anything is read.
+// Pools that callers implement over memory of their own: contradictions are errors when a backend
+// is created, before anything is read.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -18,7 +18,7 @@
 namespace fovea {
 namespace {
 
-// The library's pool with views that somebody spoiled.
+// The library's pool with changed views.
 class LentPool final : public KvPool {
  public:
   explicit LentPool(const KvCacheSpec& spec) : pool_(make_kv_pool(spec, test::kPages)) {}
@@ -80,7 +80,7 @@ TEST(LentPool, ViewsThatContradictTheSpecAreNamed) {
   test::expect_invalid("at most 536870911 with a page_size of 4", create);
 }
 
-// One pool and what spoils the views of its layers. The words name the argument.
+// A pool and a change to the views of its layers. The words name the argument.
 struct Spoiled {
   KvCacheSpec cache;
   AttentionSpec spec;
@@ -139,9 +139,9 @@ TEST(LentPool, RowsThatOverlapAreNamed) {
 TEST(LentPool, RowsOf656BytesAreNotOf576) {
   Spoiled spoiled;
   spoiled.spec = {.kind = AttentionKind::mla, .q_heads = 2, .kv_heads = 1, .head_dim = 576};
-  spoiled.spec.head_dim_v = spoiled.spec.kv_lora_rank = 512;
-  spoiled.spec.rope_dim = 64;
-  spoiled.spec.softmax_scale = 0.1f;
+  spoiled.spec.head_dim_v = spoiled.spec.mla.kv_lora_rank = 512;
+  spoiled.spec.mla.rope_dim = 64;
+  spoiled.spec.scores.softmax_scale = 0.1f;
   spoiled.cache = {.layout = KvLayout::mla_fp8_rows,
                    .dtype = DType::f8e4m3,
                    .layers = 1,
@@ -198,7 +198,7 @@ TEST(LentPool, ScalesThatAreWrittenHaveMemoryOfTheirOwn) {
   expect_refused(spoiled);
 }
 
-// A distance of layers that is too small; layers that are one are not refused.
+// The distance of layers is too small. Identical layers are accepted.
 TEST(LentPool, LayersThatOverlapAreNamed) {
   const test::TwoRequests fixture;
   Spoiled spoiled{fixture.cache, fixture.spec, {}};
@@ -225,7 +225,7 @@ TEST(LentPool, LayersThatOverlapAreNamed) {
   EXPECT_NO_THROW(create());
 }
 
-// States of linear layers, lent as well.
+// A lent pool of states.
 class LentStates final : public StatePool {
  public:
   explicit LentStates(const StateCacheSpec& spec) : pool_(make_state_pool(spec, 3)) {}
@@ -249,12 +249,9 @@ class LentStates final : public StatePool {
 };
 
 TEST(LentPool, StatesThatOverlapAreNamed) {
-  AttentionSpec spec{.kind = AttentionKind::gated_delta_net,
-                     .q_heads = 1,
-                     .kv_heads = 1,
-                     .head_dim = 4,
-                     .head_dim_v = 4};
-  spec.conv_width = 2;
+  AttentionSpec spec{
+      .kind = AttentionKind::gated_delta_net,
+      .linear = {.key_heads = 1, .value_heads = 1, .key_dim = 4, .value_dim = 4, .conv_width = 2}};
   LentStates states(
       {.layers = 1, .conv_dim = 12, .conv_width = 2, .heads = 1, .rows = 4, .columns = 4});
   ThreadPool threads(1);
@@ -285,7 +282,7 @@ TEST(LentPool, StatesThatOverlapAreNamed) {
   }
 }
 
-// A window pool of a caller's own, whose map leads out of it.
+// A caller's window pool with a map that leads out of it.
 class LentWindowPool final : public KvPool {
  public:
   explicit LentWindowPool(const KvCacheSpec& spec) : pool_(make_window_kv_pool(spec, 3, 48)) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What backends `mla` and `portable_mla` take and what they refuse, by name, on machines without a
-// GPU: the limits that other MLA kernels have (heads padded to 128, one query a request, pages of a
-// power of two, a number of pages, a number of splits) are either lifted or reasons here.
+// Requests that the backends `mla` and `portable_mla` accept and reject, on machines without a GPU.
+// Limits of other MLA kernels (heads padded to 128, one query per request, page sizes that are
+// powers of two, numbers of pages and of splits) do not exist here or are reasons.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -31,8 +31,8 @@ BackendRequest deepseek() {
 }
 
 void set_latent(BackendRequest& request, int32_t rank, int32_t rope) {
-  request.spec.kv_lora_rank = request.spec.head_dim_v = request.cache.head_dim_v = rank;
-  request.spec.rope_dim = rope;
+  request.spec.mla.kv_lora_rank = request.spec.head_dim_v = request.cache.head_dim_v = rank;
+  request.spec.mla.rope_dim = rope;
   request.spec.head_dim = request.cache.head_dim = rank + rope;
 }
 
@@ -51,7 +51,7 @@ class MlaEntry : public ::testing::TestWithParam<const char*> {
   const BackendEntry& entry() const { return *registry_.find(GetParam()); }
   bool portable() const { return entry().name == "portable_mla"; }
 
-  // Reasons but for missing machine code: whether a pack is there is not the subject.
+  // Returns the reasons except missing machine code, which depends on a pack.
   std::vector<Reason> reasons(const Change& change) const {
     BackendRequest request = deepseek();
     change(request);
@@ -79,9 +79,9 @@ TEST_P(MlaEntry, RefusesEveryLimitByName) {
       {RejectCode::head_dim, "head_dim is 704, at most 576",
        [](auto& r) { set_latent(r, 640, 64); }},
       {RejectCode::head_dim, "nope_dim is 100, accepted: multiples of 8",
-       [](auto& r) { r.spec.nope_dim = 100; }},
+       [](auto& r) { r.spec.mla.nope_dim = 100; }},
       {RejectCode::head_dim, "v_dim is 4, accepted: multiples of 8",
-       [](auto& r) { r.spec.v_dim = 4; }},
+       [](auto& r) { r.spec.mla.v_dim = 4; }},
       {RejectCode::heads, "129 q heads share a kv head, at most 128",
        [](auto& r) { r.spec.q_heads = 129; }},
       {RejectCode::q_dtype, "q_dtype is fp32, accepted: fp16, bf16",
@@ -95,9 +95,9 @@ TEST_P(MlaEntry, RefusesEveryLimitByName) {
        [](auto& r) { r.spec.window = r.cache.window = 128; }},
       {RejectCode::chunk, "chunk is 128, accepted: 0", [](auto& r) { r.spec.chunk = 128; }},
       {RejectCode::logit_cap, "logit_cap is 30, accepted: 0",
-       [](auto& r) { r.spec.logit_cap = 30; }},
-      {RejectCode::alibi, "has_alibi", [](auto& r) { r.spec.has_alibi = true; }},
-      {RejectCode::sinks, "has_sinks", [](auto& r) { r.spec.has_sinks = true; }},
+       [](auto& r) { r.spec.scores.logit_cap = 30; }},
+      {RejectCode::alibi, "has_alibi", [](auto& r) { r.spec.scores.has_alibi = true; }},
+      {RejectCode::sinks, "has_sinks", [](auto& r) { r.spec.scores.has_sinks = true; }},
       {RejectCode::limits, "max_requests is 65536, at most 65535",
        [](auto& r) { r.limits.max_requests = 65536; }},
   };
@@ -140,8 +140,8 @@ TEST_P(MlaEntry, TakesWhatOtherKernelsRefuse) {
       {"no rotary key", [](auto& r) { set_latent(r, 512, 0); }},
       {"absorbed queries",
        [](auto& r) {
-         r.spec.nope_dim = r.spec.v_dim = 0;
-         r.spec.softmax_scale = 0.1f;
+         r.spec.mla.nope_dim = r.spec.mla.v_dim = 0;
+         r.spec.scores.softmax_scale = 0.1f;
        }},
       {"e4m3 with one scale",
        [](auto& r) {
@@ -186,7 +186,7 @@ TEST_P(MlaEntry, IsChosenByItsAliasesAndServesGraphs) {
   EXPECT_EQ(entry().graphs, GraphSupport::always);
 }
 
-// Exactly what a backend takes, as it is counted by the function that hands the memory out.
+// The count is exact, because the function that carves the memory makes it.
 TEST_P(MlaEntry, KeepsToItsBudget) {
   const MlaKernels& kernels = portable() ? portable_mla_kernels() : mla_kernels();
   BackendRequest request = deepseek();
@@ -210,8 +210,8 @@ TEST_P(MlaEntry, KeepsToItsBudget) {
     before = taken;
   }
   EXPECT_LE(bytes(BatchLimits{}.workspace_budget), int64_t{3} << 29);
-  EXPECT_EQ(bytes(all + 1024), all);  // but for what lies between buffers
-  // LSEs of some heads do not lie side by side.
+  EXPECT_EQ(bytes(all + 1024), all);  // except for gaps between buffers
+  // LSEs of a part of the heads are not contiguous.
   request.spec.needs_lse = true;
   EXPECT_GT(bytes(0), int64_t{2'100'000'000});
 }

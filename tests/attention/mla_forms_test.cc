@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two forms of MLA against the oracle and each other, however the context is chunked.
+// The two forms of MLA compared with the oracle and with each other, for any chunking of the
+// context.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -25,7 +26,7 @@ using test::AttentionCase;
 using test::CaseData;
 using test::Output;
 
-// A row of the table that always takes one form.
+// A backend that always uses one form.
 BackendEntry forced(const HostKernels& kernels, const MlaOptions& options) {
   BackendEntry entry = reference_backend();
   entry.name = std::string(kernels.name);
@@ -47,9 +48,9 @@ std::vector<const HostKernels*> host_kernels() {
 
 AttentionCase weights_case(std::string name) {
   AttentionCase test = test::mla_case(std::move(name), 4);
-  test.spec.nope_dim = 32;
-  test.spec.v_dim = 24;
-  test.spec.softmax_scale = 0;
+  test.spec.mla.nope_dim = 32;
+  test.spec.mla.v_dim = 24;
+  test.spec.scores.softmax_scale = 0;
   test.spec.needs_lse = true;
   test.mode = ForwardMode::mixed;
   test.requests = {{1, 40}, {20, 45}, {0, 5}, {17, 17}, {1, 0}, {5, 6}, {33, 34}};
@@ -80,26 +81,27 @@ std::vector<AttentionCase> weights_cases() {
   test.cache.scale = KvScale::per_tensor;
   cases.push_back(test);
   test = weights_case("logit_cap");
-  test.spec.logit_cap = 30;
+  test.spec.scores.logit_cap = 30;
   cases.push_back(test);
   test = weights_case("no_rope");
-  test.spec.rope_dim = 0;
-  test.spec.head_dim = test.spec.kv_lora_rank;
+  test.spec.mla.rope_dim = 0;
+  test.spec.head_dim = test.spec.mla.kv_lora_rank;
   cases.push_back(test);
   return cases;
 }
 
-// The absorbed form, plainly in fp32. It sums over the whole latent where the up-projected form,
-// which the oracle computes, sums over a head, so it has a yardstick of its own.
+// The absorbed form in plain fp32. It sums over the whole latent, while the up-projected form,
+// which the oracle computes, sums over a head; so its errors are different.
 test::Expected plain_absorbed(const AttentionCase& test, const CaseData& data, size_t request) {
   const AttentionSpec& spec = test.spec;
   AttentionCase absorbed = test;
-  absorbed.spec.nope_dim = absorbed.spec.v_dim = 0;
-  absorbed.spec.softmax_scale = static_cast<float>(test::softmax_scale(spec));
+  absorbed.spec.mla.nope_dim = absorbed.spec.mla.v_dim = 0;
+  absorbed.spec.scores.softmax_scale = static_cast<float>(test::softmax_scale(spec));
   absorbed.spec.q_dtype = DType::f32;
-  const auto rank = static_cast<size_t>(spec.kv_lora_rank);
-  const auto nope = static_cast<size_t>(spec.nope_dim), rope = static_cast<size_t>(spec.rope_dim);
-  const auto heads = static_cast<size_t>(spec.q_heads), width = static_cast<size_t>(spec.v_dim);
+  const auto rank = static_cast<size_t>(spec.mla.kv_lora_rank);
+  const auto nope = static_cast<size_t>(spec.mla.nope_dim),
+             rope = static_cast<size_t>(spec.mla.rope_dim);
+  const auto heads = static_cast<size_t>(spec.q_heads), width = static_cast<size_t>(spec.mla.v_dim);
   CaseData inputs = data;
   test::RequestData& one = inputs.requests[request];
   const size_t rows = static_cast<size_t>(one.q_len) * heads;
@@ -127,7 +129,7 @@ test::Expected plain_absorbed(const AttentionCase& test, const CaseData& data, s
   return plain;
 }
 
-// What the oracle wants, with the plain computation of the form that errs more.
+// Returns the oracle's result, with the plain computation of the form with the larger error.
 test::OracleResult wanted_of(const AttentionCase& test, const CaseData& data, size_t request) {
   test::OracleResult want = test::oracle(test, data, request);
   const test::Expected absorbed = plain_absorbed(test, data, request);
@@ -187,7 +189,7 @@ TEST_P(MlaForms, EachMatchesTheOracle) {
   }
 }
 
-// One head after the other, and two; in a chunked context too.
+// One head at a time, and two, also with a chunked context.
 TEST_P(MlaForms, PassesBeyondTheBudgetAreCut) {
   AttentionCase test = GetParam();
   const CaseData data = test::make_data(test);
@@ -201,7 +203,8 @@ TEST_P(MlaForms, PassesBeyondTheBudgetAreCut) {
             {test.spec, test::complete_cache(test), test::limits_of(test), cpu_device()}));
       };
       const int64_t all = bytes(int64_t{1} << 30), least = bytes(0);
-      // Room for half of what is cut: as the budget, or as the quarter beside what cannot be cut.
+      // Room for half of the divisible buffers: by the budget, or by the quarter that is added to
+      // buffers that cannot be divided.
       const int64_t half_budget = std::min(least + (all - least) / 2, 2 * (all - least));
       const int64_t half = bytes(half_budget);
       EXPECT_LT(least, half);
@@ -218,7 +221,7 @@ TEST_P(MlaForms, PassesBeyondTheBudgetAreCut) {
 INSTANTIATE_TEST_SUITE_P(Cases, MlaForms, ::testing::ValuesIn(weights_cases()),
                          [](const auto& param) { return param.param.name; });
 
-// Invariance keeps to one form: chunking a prompt changes no bit.
+// batch_invariant uses one form: chunking a prompt changes no bit.
 TEST(MlaForms, InvariantModeIgnoresChunking) {
   AttentionCase test = weights_case("invariant");
   test.spec.batch_invariant = true;
@@ -241,17 +244,17 @@ TEST(MlaForms, InvariantModeIgnoresChunking) {
 }
 
 TEST(MlaForms, WeightsAreBothOrNone) {
-  const AttentionSpec spec{.kind = AttentionKind::mla, .nope_dim = 128, .v_dim = 128};
+  const AttentionSpec spec{.kind = AttentionKind::mla, .mla = {.nope_dim = 128, .v_dim = 128}};
   float values[1] = {};
   const LayerTensors none{.q = dense_rows(values, DType::f32, 1, 1),
                           .out = dense_rows(values, DType::f32, 1, 1)};
   LayerTensors half = none;
-  half.mla_weights.w_uk = values;
+  half.mla.weights.w_uk = values;
   LayerTensors both = half;
-  both.mla_weights.w_uv = values;
-  test::expect_invalid("mla_weights are null, but the spec's nope_dim is 128",
+  both.mla.weights.w_uv = values;
+  test::expect_invalid("mla.weights are null, but the spec's mla.nope_dim is 128",
                        [&] { validate_layer(none, spec, {}, true); });
-  test::expect_invalid("mla_weights are half given, but the spec's nope_dim is 128",
+  test::expect_invalid("mla.weights are half given, but the spec's mla.nope_dim is 128",
                        [&] { validate_layer(half, spec, {}, true); });
   EXPECT_NO_THROW(validate_layer(both, spec, {}, true));
 }
@@ -270,8 +273,8 @@ TEST(MlaCost, DependsOnLengthsAlone) {
            [](AttentionSpec& s) { s.batch_invariant = true; },
            [](AttentionSpec& s) { s.mask = MaskKind::tree; },
            [](AttentionSpec& s) { s.window = 64; }, [](AttentionSpec& s) { s.chunk = 64; },
-           [](AttentionSpec& s) { s.has_sinks = true; },
-           [](AttentionSpec& s) { s.has_alibi = true; }}) {
+           [](AttentionSpec& s) { s.scores.has_sinks = true; },
+           [](AttentionSpec& s) { s.scores.has_alibi = true; }}) {
     AttentionSpec spec = deepseek;
     change(spec);
     EXPECT_EQ(choose_mla_form(spec, 512, 512), MlaForm::absorbed);
@@ -284,8 +287,8 @@ struct HostLens {
   MlaFormBounds bounds(int64_t max_context = 1 << 30) const {
     BatchView view;
     view.requests = static_cast<int32_t>(q_lens.size());
-    view.host_q_lens = q_lens.data();
-    view.host_kv_lens = kv_lens.data();
+    view.hints.host_q_lens = q_lens;
+    view.hints.host_kv_lens = kv_lens;
     return bound_mla_forms(test::deepseek_spec(), view, {view.requests, 1 << 20, 4096, 1 << 17},
                            max_context);
   }
@@ -308,13 +311,13 @@ TEST(MlaCost, HostLengthsTellPromptsFromDecodes) {
   const HostLens decodes{{1, 1}, {20, 600}};
   EXPECT_EQ(decodes.bounds().rows.all, 0) << "nobody is up-projected";
 
-  // 100 new tokens behind 4000 stay absorbed, 20 with nothing before them do not.
+  // 100 new tokens after 4000 are absorbed, 20 without context are not.
   const HostLens crossed{{100, 20}, {4100, 20}};
   EXPECT_FALSE(crossed.bounds().by_q_len);
   EXPECT_EQ(crossed.bounds().most_absorbed, 4096);
 }
 
-// Whatever lengths within the bounds a batch turns out to have.
+// Checks the bounds for random lengths within the limits.
 TEST(MlaCost, BoundsOfFormsHold) {
   const AttentionSpec spec = test::deepseek_spec();
   std::mt19937 random(5);
@@ -346,7 +349,7 @@ TEST(MlaCost, BoundsOfFormsHold) {
       } else {
         EXPECT_LE(q_len, bounds.most_absorbed);
       }
-      // At their bounds forms are the cheaper ones.
+      // At the bounds the chosen forms are the cheaper ones.
       const bool cheaper =
           choose_mla_form(spec, most.q_lens[i], most.kv_lens[i]) == MlaForm::up_projected;
       EXPECT_TRUE(!bounds.by_q_len || (most.q_lens[i] >= bounds.least_q_len) == cheaper);
@@ -370,10 +373,10 @@ TEST(MlaCost, ContextCostsNoWorkspace) {
   EXPECT_LE(host_mla_workspace_bytes(shape, limits), small + page_table);
 }
 
-// explain() tells the choice that the backends make.
+// explain() reports the choice of the backends.
 TEST(MlaForms, AreDescribedAsChosen) {
   AttentionSpec absorbed = test::deepseek_spec();
-  absorbed.nope_dim = absorbed.v_dim = 0;
+  absorbed.mla.nope_dim = absorbed.mla.v_dim = 0;
   EXPECT_NE(describe_mla_forms(absorbed, "").find("queries come absorbed"), std::string::npos);
   AttentionSpec spec = test::deepseek_spec();
   EXPECT_EQ(describe_mla_forms(spec, "context in chunks of 512 rows"),

@@ -26,7 +26,6 @@ inline constexpr MaskKind kNoMask[] = {MaskKind::none};
 inline constexpr DType kF32[] = {DType::f32};
 inline constexpr KvScale kNoScale[] = {KvScale::none};
 inline constexpr KvLayout kMhaLayout[] = {KvLayout::mha};
-inline constexpr int32_t kPage16[] = {16};
 
 // Serves gqa_request() and nothing beyond it.
 inline Capability narrow() {
@@ -37,10 +36,8 @@ inline Capability narrow() {
   can.q_dtypes = can.kv_dtypes = kF32;
   can.kv_scales = kNoScale;
   can.kv_layouts = kMhaLayout;
-  can.page_sizes = kPage16;
   can.max_head_dim = 64;
   can.max_group = 2;
-  can.max_kv_len = 64;
   return can;
 }
 

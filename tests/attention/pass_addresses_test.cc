@@ -12,7 +12,7 @@
 namespace fovea {
 namespace {
 
-// The error of check(); empty: nothing has moved.
+// Returns the error of check(); empty: nothing has moved.
 std::string moved(const PassAddresses& captured, const PassAddresses& now) {
   try {
     captured.check(now);
@@ -30,8 +30,8 @@ PassAddresses addresses(const T& of) {
   return found;
 }
 
-// Words of a struct that may change unnoticed: its values. Each word is set to another address by
-// itself.
+// Returns the number of words of a struct whose change check() does not notice. Each word in turn
+// is set to another address.
 template <typename T>
 size_t words_not_compared(const T& empty) {
   const PassAddresses captured = addresses(empty);
@@ -52,8 +52,8 @@ size_t words_not_compared(const T& empty) {
   return unnoticed;
 }
 
-// A new array that add() leaves out is one word more here; so is a new value, which the figure then
-// counts too. Two words of a batch are arrays of the host, which a captured pass does not keep.
+// The unnoticed words are values, sizes of spans and the two arrays of the host. A new array that
+// add() misses adds one more word.
 TEST(PassAddresses, HaveEveryArrayOfABatchAndOfALayer) {
   EXPECT_EQ(words_not_compared(BatchView{}), 12u);
   EXPECT_EQ(words_not_compared(LayerTensors{}), 31u);

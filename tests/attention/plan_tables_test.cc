@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What plan() refuses of tables, rows, slots and addresses of arrays.
+// Errors of plan() about tables, rows, slots and addresses of arrays.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -25,31 +25,27 @@ constexpr int32_t kHuge = std::numeric_limits<int32_t>::max();
 
 TEST(Plan, RefusesSlotsOutsideThePool) {
   expect_symptoms({
-      {"request_slots and page_table are null", [](auto& f) { f.batch.request_slots = nullptr; }},
-      {"request_slots and page_table are given",
-       [](auto& f) { f.batch.page_table = f.pages.data(); }},
-      {"request_slots_stride is 0", [](auto& f) { f.batch.request_slots_stride = 0; }},
-      {"page_table_stride is -1",
+      {"table is absent", [](auto& f) { f.batch.table.entries = nullptr; }},
+      {"table.stride is 0", [](auto& f) { f.batch.table.stride = 0; }},
+      {"table.stride is -1",
        [](auto& f) {
          f.give_pages();
-         f.batch.page_table_stride = -1;
+         f.batch.table.stride = -1;
        }},
+      {"table.entry_tokens is 0", [](auto& f) { f.batch.table.entry_tokens = 0; }},
+      {"table.entry_tokens is 2, must be 1 (slots) or 4 (pages of the pool)",
+       [](auto& f) { f.batch.table.entry_tokens = 2; }},
       {"request 1, column 0: page 12 is outside [0, 12)",
        [](auto& f) {
          f.give_pages();
          f.pages[2 * kContext] = kPages;
        }},
-      {"request_rows is null", [](auto& f) { f.batch.request_rows = nullptr; }},
+      {"request_rows is absent", [](auto& f) { f.batch.request_rows = {}; }},
       {"request_rows[1] is -2, must be in [0, 3)", [](auto& f) { f.rows[1] = -2; }},
       {"request_rows[1] is 3, must be in [0, 3)", [](auto& f) { f.rows[1] = 3; }},
       {"request_rows[0] is 2147483647", [](auto& f) { f.rows[0] = kHuge; }},
-      {"table_rows is 0, must say how many rows request_slots has",
-       [](auto& f) { f.batch.table_rows = 0; }},
-      {"table_rows is -1, must say how many rows page_table has",
-       [](auto& f) {
-         f.give_pages();
-         f.batch.table_rows = -1;
-       }},
+      {"table.rows is 0, must be positive", [](auto& f) { f.batch.table.rows = 0; }},
+      {"table.rows is -1, must be positive", [](auto& f) { f.batch.table.rows = -1; }},
       {"request 0, column 2", [](auto& f) { f.slots[kContext + 8] = kPages * kPage; }},
       {"outside the pool of 12 pages", [](auto& f) { f.slots[kContext + 8] = kPages * kPage; }},
       {"request 1, column 0", [](auto& f) { f.slots[2 * kContext + 3] = -1; }},
@@ -67,7 +63,7 @@ TEST(Plan, RefusesSlotsOutsideThePool) {
   });
 }
 
-// A block table that was zeroed and not filled, or filled in part, names page 0.
+// A block table that was only zeroed, or partly filled, names page 0.
 TEST(Plan, RefusesPageZeroOfRequestsThatAreNoPadding) {
   const std::vector<Symptom> symptoms = {
       {"request 0, column 1: token 7 has no page (slot 3 is padding's)",
@@ -106,31 +102,35 @@ constexpr int64_t kFar = std::numeric_limits<int64_t>::max();
 
 TEST(Plan, RefusesStridesBeyondAddresses) {
   expect_symptoms({
-      {"request_slots at", [](auto& f) { f.batch.request_slots_stride = kFar; }},
-      {"addresses exceed 63 bits", [](auto& f) { f.batch.request_slots_stride = kFar / 4; }},
-      {"page_table at",
+      {"table at", [](auto& f) { f.batch.table.stride = kFar; }},
+      {"addresses exceed 63 bits", [](auto& f) { f.batch.table.stride = kFar / 4; }},
+      {"table at",
        [](auto& f) {
          f.give_pages();
-         f.batch.page_table_stride = kFar;
+         f.batch.table.stride = kFar;
        }},
-      {"page_table at",
+      {"table at",
        [](auto& f) {
          f.give_pages();
-         f.batch.table_rows = kHuge;
-         f.batch.page_table_stride = int64_t{1} << 33;
+         f.batch.table.rows = kHuge;
+         f.batch.table.stride = int64_t{1} << 33;
        }},
   });
   expect_symptoms(
-      {{"token_pos_in_items_stride is -1", [](auto& f) { f.batch.token_pos_in_items_stride = -1; }},
-       {"token_pos_in_items at", [](auto& f) { f.batch.token_pos_in_items_stride = kFar; }}},
+      {{"masks.items.stride is -1", [](auto& f) { f.batch.masks.items.stride = -1; }},
+       {"masks.items.token_pos at", [](auto& f) { f.batch.masks.items.stride = kFar; }}},
       [](Fixture& f) { f.spec.mask = MaskKind::multi_item; });
-  expect_symptoms({{"encoder_slots at", [](auto& f) { f.batch.encoder_slots_stride = kFar; }}},
+  expect_symptoms({{"cross.table at", [](auto& f) { f.batch.cross.table.stride = kFar; }}},
                   [](Fixture& f) { f.spec.scope = AttentionScope::cross; });
 }
 
 template <typename T>
 const T* one_byte_on(const T* array) {
   return reinterpret_cast<const T*>(reinterpret_cast<const char*>(array) + 1);
+}
+template <typename T>
+std::span<const T> one_byte_on(std::span<const T> array) {
+  return {one_byte_on(array.data()), array.size()};
 }
 
 TEST(Plan, RefusesMisalignedArrays) {
@@ -139,41 +139,35 @@ TEST(Plan, RefusesMisalignedArrays) {
       {"kv_lens is at", [](auto& f) { f.batch.kv_lens = one_byte_on(f.batch.kv_lens); }},
       {"request_rows is at",
        [](auto& f) { f.batch.request_rows = one_byte_on(f.batch.request_rows); }},
-      {"request_slots is at",
-       [](auto& f) { f.batch.request_slots = one_byte_on(f.batch.request_slots); }},
+      {"table is at", [](auto& f) { f.batch.table.entries = one_byte_on(f.batch.table.entries); }},
       {"must be aligned to 8 bytes",
        [](auto& f) { f.batch.out_slots = one_byte_on(f.batch.out_slots); }},
       {"positions is at", [](auto& f) { f.batch.positions = one_byte_on(f.batch.positions); }},
   });
 }
 
-TEST(Plan, WithoutReadingArraysATableIsMissedOrOneTooMany) {
+TEST(Plan, WithoutReadingArraysATableIsMissed) {
   const Fixture fixture;
   const auto* device = reinterpret_cast<const int32_t*>(64);
   BatchView good = fixture.batch;
-  good.q_indptr = good.kv_lens = good.request_rows = good.encoder_lens = device;
-  good.page_table = good.encoder_page_table = device;
-  good.page_table_stride = good.encoder_page_table_stride = 4;
-  good.request_slots = good.encoder_slots = nullptr;
+  good.q_indptr = {device, 3};
+  good.kv_lens = good.request_rows = good.cross.lens = {device, 2};
+  good.table =
+      good.cross.table = {.entries = device, .stride = 4, .entry_tokens = kPage, .rows = 3};
   for (const bool cross : {false, true}) {
     BatchRules rules{.spec = fixture.spec, .limits = fixture.limits, .page_size = kPage};
     if (cross) rules.spec.scope = AttentionScope::cross;
-    const auto expect = [&](const BatchView& batch, const std::string& words) {
-      EXPECT_EQ(error_of([&] { validate_batch_shape(batch, rules); }), words);
-    };
-    const std::string slots = cross ? "encoder_slots" : "request_slots";
-    const std::string pages = cross ? "encoder_page_table" : "page_table";
-    const std::string both = slots + " and " + pages;
+    const std::string name = cross ? "cross.table" : "table";
     EXPECT_NO_THROW(validate_batch_shape(good, rules));
-    BatchView batch = good;
-    (cross ? batch.encoder_page_table : batch.page_table) = nullptr;
-    expect(batch, both + " are null, the batch needs one of them");
-    batch = good;
-    (cross ? batch.encoder_slots : batch.request_slots) = device;
-    expect(batch, both + " are given, the batch takes one of them");
-    batch = good;
-    (cross ? batch.encoder_page_table_stride : batch.page_table_stride) = 0;
-    expect(batch, pages + "_stride is 0, must be positive");
+    const auto expect = [&](const std::string& words, void (*cause)(TokenTable&)) {
+      BatchView batch = good;
+      cause(cross ? batch.cross.table : batch.table);
+      EXPECT_EQ(error_of([&] { validate_batch_shape(batch, rules); }), name + words);
+    };
+    expect(" is absent, the batch needs it", [](TokenTable& table) { table.entries = nullptr; });
+    expect(".stride is 0, must be positive", [](TokenTable& table) { table.stride = 0; });
+    expect(".entry_tokens is 2, must be 1 (slots) or 4 (pages of the pool)",
+           [](TokenTable& table) { table.entry_tokens = 2; });
   }
 }
 
@@ -182,19 +176,19 @@ TEST(Plan, WithoutReadingLengthsTheirBoundMustFitTheTable) {
   const BatchRules rules{.spec = fixture.spec, .limits = fixture.limits, .page_size = kPage};
   BatchView batch = fixture.batch;
   const auto validate = [&] { validate_batch_shape(batch, rules); };
-  batch.request_slots_stride = 8;
-  EXPECT_EQ(error_of(validate), "max_kv_len is 9, a row of request_slots has 8 tokens");
-  batch.request_slots = nullptr;
-  batch.page_table = fixture.pages.data();
-  batch.page_table_stride = 2;
-  EXPECT_EQ(error_of(validate), "max_kv_len is 9, a row of page_table has 8 tokens");
-  batch.max_kv_len = 8;
+  batch.table.stride = 8;
+  EXPECT_EQ(error_of(validate), "hints.max_kv_len is 9, a row of table has 8 tokens");
+  batch.table.entries = fixture.pages.data();
+  batch.table.entry_tokens = kPage;
+  batch.table.stride = 2;
+  EXPECT_EQ(error_of(validate), "hints.max_kv_len is 9, a row of table has 8 tokens");
+  batch.hints.max_kv_len = 8;
   EXPECT_NO_THROW(validate());
-  batch.max_kv_len = 0;
-  batch.page_table_stride = 3;
+  batch.hints.max_kv_len = 0;
+  batch.table.stride = 3;
   EXPECT_EQ(error_of(validate),
-            "max_kv_len is 16 (that of the limits), a row of page_table has 12 tokens");
-  batch.page_table_stride = 4;
+            "hints.max_kv_len is 16 (that of the limits), a row of table has 12 tokens");
+  batch.table.stride = 4;
   EXPECT_NO_THROW(validate());
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What plan() refuses: every symptom has its message, and nothing wild is followed.
+// Errors of plan(): every symptom has its message, and no wild index is followed.
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
@@ -26,7 +26,7 @@ TEST(Plan, RefusesLengthsThatAreWrong) {
       {"requests is 3, must be in [0, 2]", [](auto& f) { f.batch.requests = 3; }},
       {"requests is -1", [](auto& f) { f.batch.requests = -1; }},
       {"tokens is 6, must be in [0, 5]", [](auto& f) { f.batch.tokens = 6; }},
-      {"q_indptr is null", [](auto& f) { f.batch.q_indptr = nullptr; }},
+      {"q_indptr is absent", [](auto& f) { f.batch.q_indptr = {}; }},
       {"q_indptr[0] is 1", [](auto& f) { f.q_indptr[0] = 1; }},
       {"not monotone",
        [](auto& f) {
@@ -37,101 +37,135 @@ TEST(Plan, RefusesLengthsThatAreWrong) {
       {"mode is ForwardMode(99)", [](auto& f) { f.batch.mode = static_cast<ForwardMode>(99); }},
       {"request 1: q_len is 3, mode target_verify",
        [](auto& f) { f.batch.mode = ForwardMode::target_verify; }},
-      {"kv_lens is null", [](auto& f) { f.batch.kv_lens = nullptr; }},
+      {"kv_lens is absent", [](auto& f) { f.batch.kv_lens = {}; }},
       {"request 0: kv_len is 17, must be in [0, 16]", [](auto& f) { f.kv_lens[0] = 17; }},
       {"request 1: kv_len is -1, must be in", [](auto& f) { f.kv_lens[1] = -1; }},
-      {"max_q_len is 4, must be in [0, 3]", [](auto& f) { f.batch.max_q_len = 4; }},
-      {"max_kv_len is 17, must be in [0, 16]", [](auto& f) { f.batch.max_kv_len = 17; }},
+      {"hints.max_q_len is 4, must be in [0, 3]", [](auto& f) { f.batch.hints.max_q_len = 4; }},
+      {"hints.max_kv_len is 17, must be in [0, 16]",
+       [](auto& f) { f.batch.hints.max_kv_len = 17; }},
       {"tokens is 5, a batch without requests has 0", [](auto& f) { f.batch.requests = 0; }},
-      {"max_q_len is 3, mode decode takes 1", [](auto& f) { f.batch.mode = ForwardMode::decode; }},
+      {"hints.max_q_len is 3, mode decode takes 1",
+       [](auto& f) { f.batch.mode = ForwardMode::decode; }},
       {"tokens is 5, mode decode takes 1 for each of 2 requests",
        [](auto& f) {
          f.batch.mode = ForwardMode::decode;
-         f.batch.max_q_len = 1;
+         f.batch.hints.max_q_len = 1;
        }},
       {"request 1: q_len is 2, mode decode takes 1",
        [](auto& f) {
          f.batch.mode = ForwardMode::decode;
-         f.batch.max_q_len = 1;
+         f.batch.hints.max_q_len = 1;
          f.batch.tokens = 2;
          f.q_indptr = {0, 0, 2};
        }},
       {"request 1: kv_len is 2, less than its 3 new tokens", [](auto& f) { f.kv_lens[1] = 2; }},
       {"request 1: q_len is 3, above the batch's max_q_len of 2",
-       [](auto& f) { f.batch.max_q_len = 2; }},
+       [](auto& f) { f.batch.hints.max_q_len = 2; }},
       {"request 0: kv_len is 9, above the batch's max_kv_len of 8",
-       [](auto& f) { f.batch.max_kv_len = 8; }},
-      {"host_q_lens are given, host_kv_lens are null: give both or neither",
-       [](auto& f) { f.batch.host_q_lens = f.kv_lens.data(); }},
-      {"host_q_lens[0] is 4, must be in [0, 3]", [](auto& f) { f.tell(4, 3, 9, 6); }},
-      {"host_kv_lens[1] is -1, must be in [0, 9]", [](auto& f) { f.tell(2, 3, 9, -1); }},
-      {"request 1: q_len is 3, above its host_q_lens of 2", [](auto& f) { f.tell(2, 2, 9, 6); }},
-      {"request 0: kv_len is 9, above its host_kv_lens of 8", [](auto& f) { f.tell(2, 3, 8, 6); }},
-      {"max_kv_len is 9, a row of request_slots has 8 tokens",
-       [](auto& f) { f.batch.request_slots_stride = 8; }},
-      {"request 0: kv_len is 9, its row of request_slots has 8",
+       [](auto& f) { f.batch.hints.max_kv_len = 8; }},
+      {"hints.host_q_lens are given, hints.host_kv_lens are absent: give both or neither",
+       [](auto& f) { f.batch.hints.host_q_lens = f.kv_lens; }},
+      {"hints.host_q_lens[0] is 4, must be in [0, 3]", [](auto& f) { f.tell(4, 3, 9, 6); }},
+      {"hints.host_kv_lens[1] is -1, must be in [0, 9]", [](auto& f) { f.tell(2, 3, 9, -1); }},
+      {"request 1: q_len is 3, above its hints.host_q_lens of 2",
+       [](auto& f) { f.tell(2, 2, 9, 6); }},
+      {"request 0: kv_len is 9, above its hints.host_kv_lens of 8",
+       [](auto& f) { f.tell(2, 3, 8, 6); }},
+      {"hints.max_kv_len is 9, a row of table has 8 tokens",
+       [](auto& f) { f.batch.table.stride = 8; }},
+      {"request 0: kv_len is 9, its row of table has 8",
        [](auto& f) {
-         f.batch.max_kv_len = 8;
-         f.batch.request_slots_stride = 8;
+         f.batch.hints.max_kv_len = 8;
+         f.batch.table.stride = 8;
        }},
-      {"request 0: kv_len is 9, its row of page_table has 8",
+      {"request 0: kv_len is 9, its row of table has 8",
        [](auto& f) {
          f.give_pages();
-         f.batch.max_kv_len = 8;
-         f.batch.page_table_stride = 2;
+         f.batch.hints.max_kv_len = 8;
+         f.batch.table.stride = 2;
        }},
   });
 }
 
+TEST(Plan, RefusesArraysThatAreTooShort) {
+  const auto cut = [](auto& array) { array = array.first(array.size() - 1); };
+  expect_symptoms({
+      {"q_indptr has 2 elements, the batch needs 3", [&](auto& f) { cut(f.batch.q_indptr); }},
+      {"kv_lens has 1 elements, the batch needs 2", [&](auto& f) { cut(f.batch.kv_lens); }},
+      {"request_rows has 1 elements, the batch needs 2",
+       [&](auto& f) { cut(f.batch.request_rows); }},
+      {"out_slots has 4 elements, the batch needs 5", [&](auto& f) { cut(f.batch.out_slots); }},
+      {"positions has 4 elements, the batch needs 5", [&](auto& f) { cut(f.batch.positions); }},
+      {"cross.lens has 1 elements, the batch needs 2", [&](auto& f) { cut(f.batch.cross.lens); }},
+      {"masks.tree.ancestors has 4 elements, the batch needs 5",
+       [&](auto& f) { cut(f.batch.masks.tree.ancestors); }},
+      {"hints.host_q_lens has 1 elements, the batch needs 2",
+       [&](auto& f) {
+         f.tell(2, 3, 9, 6);
+         cut(f.batch.hints.host_q_lens);
+       }},
+  });
+  expect_symptoms({{"masks.custom.visible has 35 bytes, masks.custom.indptr ends at 36",
+                    [&](auto& f) { cut(f.batch.masks.custom.visible); }}},
+                  [](Fixture& f) { f.spec.mask = MaskKind::custom; });
+  expect_symptoms({{"masks.items.token_pos has 9 elements, the batch needs 10",
+                    [&](auto& f) { cut(f.batch.masks.items.token_pos); }}},
+                  [](Fixture& f) { f.spec.mask = MaskKind::multi_item; });
+}
+
 TEST(Plan, RefusesMasksThatDoNotFit) {
   expect_symptoms(
-      {{"custom_mask is null", [](auto& f) { f.batch.custom_mask = nullptr; }},
-       {"custom_mask_indptr is null", [](auto& f) { f.batch.custom_mask_indptr = nullptr; }},
+      {{"masks.custom.visible is absent", [](auto& f) { f.batch.masks.custom.visible = {}; }},
+       {"masks.custom.indptr is absent", [](auto& f) { f.batch.masks.custom.indptr = {}; }},
        {"request 0: its custom mask has 17 bytes, q_len * kv_len = 2 * 9 needs 18",
         [](auto& f) { f.custom_indptr[1] = 17; }},
-       {"custom_mask_indptr[0] is -1", [](auto& f) { f.custom_indptr[0] = -1; }},
-       {"custom_mask_indptr[1] is -9223372036854775792",
+       {"masks.custom.indptr[0] is -1", [](auto& f) { f.custom_indptr[0] = -1; }},
+       {"masks.custom.indptr[1] is -9223372036854775792",
         [](auto& f) {
           f.custom_indptr[0] = std::numeric_limits<int64_t>::max() - 1;
           f.custom_indptr[1] = std::numeric_limits<int64_t>::min() + 16;
         }}},
       [](Fixture& f) { f.spec.mask = MaskKind::custom; });
-  expect_symptoms({{"span_indptr is null", [](auto& f) { f.batch.span_indptr = nullptr; }},
-                   {"spans is null", [](auto& f) { f.batch.spans = nullptr; }},
-                   {"span_indptr[2] is 0", [](auto& f) { f.span_indptr[2] = 0; }},
-                   {"span_indptr[0] is -1", [](auto& f) { f.span_indptr[0] = -1; }},
-                   {"span [-1, 3) is not a range", [](auto& f) { f.spans[0] = -1; }},
-                   {"span [3, 0) is not a range",
-                    [](auto& f) {
-                      f.spans = {3, 0};
-                      f.batch.spans = f.spans.data();
-                    }}},
-                  [](Fixture& f) { f.spec.mask = MaskKind::prefix_spans; });
   expect_symptoms(
-      {{"item_prefix_lens is null", [](auto& f) { f.batch.item_prefix_lens = nullptr; }},
-       {"token_pos_in_items is null", [](auto& f) { f.batch.token_pos_in_items = nullptr; }},
+      {{"masks.spans.indptr is absent", [](auto& f) { f.batch.masks.spans.indptr = {}; }},
+       {"masks.spans.bounds has 0 elements, the spans of request 0 end at 2",
+        [](auto& f) { f.batch.masks.spans.bounds = {}; }},
+       {"masks.spans.indptr[2] is 0", [](auto& f) { f.span_indptr[2] = 0; }},
+       {"masks.spans.indptr[0] is -1", [](auto& f) { f.span_indptr[0] = -1; }},
+       {"span [-1, 3) is not a range", [](auto& f) { f.spans[0] = -1; }},
+       {"span [3, 0) is not a range",
+        [](auto& f) {
+          f.spans = {3, 0};
+          f.batch.masks.spans.bounds = f.spans;
+        }}},
+      [](Fixture& f) { f.spec.mask = MaskKind::prefix_spans; });
+  expect_symptoms(
+      {{"masks.items.prefix_lens is absent", [](auto& f) { f.batch.masks.items.prefix_lens = {}; }},
+       {"masks.items.token_pos is absent", [](auto& f) { f.batch.masks.items.token_pos = {}; }},
        {"request 0: 6 tokens after its prefix of 3", [](auto& f) { f.prefix_lens[0] = 3; }}},
       [](Fixture& f) { f.spec.mask = MaskKind::multi_item; });
-  expect_symptoms({{"tree_mask is null",
+  expect_symptoms({{"masks.tree.ancestors is absent",
                     [](auto& f) {
                       f.q_indptr = {0, 2, 4};
-                      f.batch.q_indptr = f.q_indptr.data();
+                      f.batch.q_indptr = f.q_indptr;
                       f.batch.tokens = 4;
                       f.batch.mode = ForwardMode::target_verify;
-                      f.batch.tree_mask = nullptr;
+                      f.batch.masks.tree.ancestors = {};
                     }},
                    {"request 0: 65 new tokens, a tree mask covers 64",
                     [](auto& f) {
                       f.q_indptr = {0, 65};
                       f.kv_lens = {65};
+                      f.tree.resize(65);
                       f.batch.requests = 1;
                       f.batch.tokens = 65;
-                      f.batch.max_q_len = f.batch.max_kv_len = 65;
-                      f.batch.q_indptr = f.q_indptr.data();
-                      f.batch.kv_lens = f.kv_lens.data();
-                      f.batch.out_slots = nullptr;
-                      f.batch.positions = nullptr;
-                      f.batch.request_slots_stride = 96;
+                      f.batch.hints.max_q_len = f.batch.hints.max_kv_len = 65;
+                      f.batch.q_indptr = f.q_indptr;
+                      f.batch.kv_lens = f.kv_lens;
+                      f.batch.masks.tree.ancestors = f.tree;
+                      f.batch.out_slots = {};
+                      f.batch.positions = {};
+                      f.batch.table.stride = 96;
                     }}},
                   [](Fixture& f) {
                     f.spec.mask = MaskKind::tree;
@@ -141,40 +175,39 @@ TEST(Plan, RefusesMasksThatDoNotFit) {
 
 TEST(Plan, RefusesEncodersThatDoNotFit) {
   expect_symptoms(
-      {{"encoder_lens is null", [](auto& f) { f.batch.encoder_lens = nullptr; }},
-       {"encoder_slots and encoder_page_table are null",
-        [](auto& f) { f.batch.encoder_slots = nullptr; }},
-       {"encoder_slots and encoder_page_table are given",
-        [](auto& f) { f.batch.encoder_page_table = f.pages.data(); }},
-       {"encoder_slots_stride is 0", [](auto& f) { f.batch.encoder_slots_stride = 0; }},
-       {"request 0: encoder_lens is 8, its row of encoder_page_table has 4",
+      {{"cross.lens is absent", [](auto& f) { f.batch.cross.lens = {}; }},
+       {"cross.table is absent", [](auto& f) { f.batch.cross.table.entries = nullptr; }},
+       {"cross.table.entry_tokens is 3, must be 1 (slots) or 4 (pages of the pool)",
+        [](auto& f) { f.batch.cross.table.entry_tokens = 3; }},
+       {"cross.table.stride is 0", [](auto& f) { f.batch.cross.table.stride = 0; }},
+       {"request 0: cross.lens is 8, its row of cross.table has 4",
         [](auto& f) {
-          f.batch.encoder_slots = nullptr;
-          f.batch.encoder_page_table = f.pages.data();
-          f.batch.encoder_page_table_stride = 1;
+          f.batch.cross.table.entries = f.pages.data();
+          f.batch.cross.table.entry_tokens = kPage;
+          f.batch.cross.table.stride = 1;
         }},
-       {"request 0: encoder_lens is 9, must be in [0, 8]", [](auto& f) { f.encoder_lens[0] = 9; }},
-       {"request 1: encoder_lens is -1", [](auto& f) { f.encoder_lens[1] = -1; }}},
+       {"request 0: cross.lens is 9, must be in [0, 8]", [](auto& f) { f.encoder_lens[0] = 9; }},
+       {"request 1: cross.lens is -1", [](auto& f) { f.encoder_lens[1] = -1; }}},
       [](Fixture& f) { f.spec.scope = AttentionScope::cross; });
 }
 
-// Lengths, slots and positions at the edge of what they may be.
+// Lengths, slots and positions at the limits of their ranges.
 TEST(Plan, TakesWhatIsJustInside) {
   Fixture fixture;
   fixture.kv_lens = {16, 3};
-  fixture.batch.max_kv_len = 16;
+  fixture.batch.hints.max_kv_len = 16;
   std::vector<int32_t> narrow;  // rows of just 16 tokens
   for (int32_t row = 0; row < 3; ++row) {
     const auto begin = fixture.slots.begin() + row * kContext;
     narrow.insert(narrow.end(), begin, begin + 16);
   }
-  fixture.batch.request_slots = narrow.data();
-  fixture.batch.request_slots_stride = 16;
+  fixture.batch.table.entries = narrow.data();
+  fixture.batch.table.stride = 16;
   fixture.out_slots = {kPages * kPage - 1, -1, kPage, kPage + 1, kPage + 2};
   fixture.positions = {15, 0, 2, 2, 2};
   fixture.create();
   EXPECT_NO_THROW(fixture.backend->plan(fixture.batch));
-  fixture.kv_lens = {16, 0};  // padding: its positions mean nothing
+  fixture.kv_lens = {16, 0};  // padding: its positions are ignored
   fixture.rows[1] = 0;
   fixture.out_slots = {kPages * kPage - 1, -1, 0, kPage - 1, 0};
   fixture.positions[3] = -7;
@@ -190,12 +223,12 @@ TEST(Plan, CrossAttentionDoesNotLookAtTheDecodersLengths) {
   fixture.kv_lens = {99, -1};
   fixture.create();
   EXPECT_NO_THROW(fixture.backend->plan(fixture.batch));
-  fixture.batch.kv_lens = nullptr;
+  fixture.batch.kv_lens = {};
   EXPECT_NO_THROW(fixture.backend->plan(fixture.batch));
 }
 
-// Check 6 for every array at once: whatever one entry becomes, the plan is refused or the pass runs
-// inside its memory (the sanitizer build watches).
+// Check 6 for every array: with any value of one entry, the plan is refused or the pass stays
+// inside its memory (in sanitizer builds).
 TEST(Plan, OneWildEntryIsAnErrorOrHarmless) {
   int refused = 0;
   RC_ASSERT(rc::check([&refused] {
@@ -261,16 +294,15 @@ TEST(Plan, PagesBeforeTheWindowMayBeGone) {
   Fixture fixture;
   fixture.spec.window = 2;
   fixture.create();
-  // Token 7 of request 0 sees 6 and 7: pages 1 and 2. Page 0 is somebody else's by now.
+  // Token 7 of request 0 sees 6 and 7: pages 1 and 2. The first page may belong to another request
+  // by now.
   for (int32_t token = 0; token < kPage; ++token) fixture.slots[kContext + token] = -1;
   fixture.backend->plan(fixture.batch);
   fixture.slots[kContext + 6] = -1;
   expect_invalid("request 0, column 1", [&] { fixture.backend->plan(fixture.batch); });
 }
 
-// What backends of a GPU check: the arrays, here at an address that nobody may read, count only as
-// given or not.
-// What has no entries may have no address: data() of an empty vector.
+// An array without entries may have no address, like data() of an empty vector.
 TEST(Plan, WithoutNewTokensNoMaskIsNeeded) {
   for (const MaskKind mask : {MaskKind::tree, MaskKind::custom, MaskKind::prefix_spans}) {
     Fixture fixture;
@@ -278,13 +310,13 @@ TEST(Plan, WithoutNewTokensNoMaskIsNeeded) {
     fixture.create();
     fixture.q_indptr = {0, 0, 0};
     fixture.batch.mode = ForwardMode::target_verify;
-    fixture.batch.tokens = fixture.batch.max_q_len = 0;
-    fixture.batch.tree_mask = nullptr;
-    fixture.batch.custom_mask = nullptr;
-    fixture.batch.custom_mask_indptr = nullptr;
-    fixture.batch.span_indptr = nullptr;
-    fixture.batch.out_slots = nullptr;
-    fixture.batch.positions = nullptr;
+    fixture.batch.tokens = fixture.batch.hints.max_q_len = 0;
+    fixture.batch.masks.tree.ancestors = {};
+    fixture.batch.masks.custom.visible = {};
+    fixture.batch.masks.custom.indptr = {};
+    fixture.batch.masks.spans.indptr = {};
+    fixture.batch.out_slots = {};
+    fixture.batch.positions = {};
     EXPECT_NO_THROW(fixture.backend->plan(fixture.batch));
     EXPECT_NO_THROW(fixture.backend->forward({}));
   }

@@ -18,7 +18,7 @@ using Array = std::vector<int32_t>;
 
 constexpr int32_t kDocument = 12000, kSystem = 3000, kMinSaved = 8192;
 
-// A system prompt that all share but the last, two documents, and what breaks a group.
+// A system prompt that all requests but the last share, two documents, and limits of groups.
 struct Tree {
   Array q_indptr = {0, 1, 2, 4, 5, 6, 46, 47, 48};
   Array kv_lens = {15000, 12200, 12100, 13000, 14000, 15000, 16000, 600};
@@ -27,24 +27,24 @@ struct Tree {
     BatchView batch;
     batch.requests = static_cast<int32_t>(kv_lens.size());
     batch.tokens = q_indptr.back();
-    batch.q_indptr = q_indptr.data();
-    batch.kv_lens = kv_lens.data();
-    batch.shared_prefix = shared.data();
+    batch.q_indptr = q_indptr;
+    batch.kv_lens = kv_lens;
+    batch.hints.shared_prefix = shared;
     return batch;
   }
 };
 
 struct Found {
-  explicit Found(const Tree& tree, int32_t levels, int32_t most_q_len = 8,
-                 int32_t least_saved = kMinSaved)
-      : first_keys(tree.kv_lens.size(), 77) {  // of the pass before
+  explicit Found(const Tree& tree, int32_t levels, int32_t max_q_len = 8,
+                 int32_t min_saved = kMinSaved)
+      : first_keys(tree.kv_lens.size(), 77) {  // values of the previous pass
     std::vector<PrefixLevel> given;
     for (int32_t i = 0; i < levels; ++i) {
       arrays[i] = {Array(tree.q_indptr.size(), 77), Array(tree.kv_lens.size(), 77),
                    Array(tree.kv_lens.size(), 77)};
       given.push_back({arrays[i][0].data(), arrays[i][1].data(), arrays[i][2].data()});
     }
-    used = find_prefix_levels(tree.view(), {most_q_len, least_saved}, given, first_keys.data());
+    used = find_prefix_levels(tree.view(), {max_q_len, min_saved}, given, first_keys.data());
   }
   int32_t used = 0;
   std::array<std::array<Array, 3>, kMaxPrefixLevels> arrays;
@@ -54,7 +54,7 @@ struct Found {
 TEST(PrefixLevels, AreTheTreeOfPrefixesFromItsRoot) {
   const Found found(Tree{}, kMaxPrefixLevels);
   EXPECT_EQ(found.used, 2);
-  // Request 5 brings 40 tokens: it is no decode, and parts request 6 from the others.
+  // Request 5 has 40 new tokens: it joins no group and separates request 6 from the others.
   EXPECT_EQ(found.arrays[0][0], (Array{0, 6, 6, 6, 6, 6, 46, 47, 48}));
   EXPECT_EQ(found.arrays[0][1], (Array{kSystem, 0, 0, 0, 0, 0, 0, 0}));
   EXPECT_EQ(found.arrays[0][2], (Array{0, 0, 0, 0, 0, 0, 0, 0}));
@@ -116,7 +116,7 @@ TEST(PrefixLevels, AreOfLayersWhoseTokensSeeAllBefore) {
            [](auto& s) { s.mask = MaskKind::prefix_spans; },
            [](auto& s) { s.window = 1 << 20; },
            [](auto& s) { s.chunk = 1 << 20; },
-           [](auto& s) { s.has_alibi = true; },
+           [](auto& s) { s.scores.has_alibi = true; },
            [](auto& s) { s.batch_invariant = true; },
        }) {
     AttentionSpec spec = good;
@@ -149,19 +149,19 @@ TEST(PrefixLevels, SavingsAreBytesOfTheCache) {
 TEST(PrefixLevels, BoundsSayWhatALevelSavesAtMost) {
   const BatchLimits limits{.max_requests = 8, .max_kv_len = 1 << 20};
   BatchView batch;
-  EXPECT_EQ(most_saved_keys(batch, limits), 0) << "no request";
+  EXPECT_EQ(max_saved_keys(batch, limits), 0) << "no request";
   batch.requests = 1;
-  EXPECT_EQ(most_saved_keys(batch, limits), 0) << "nobody to share with";
+  EXPECT_EQ(max_saved_keys(batch, limits), 0) << "nobody to share with";
   batch.requests = 8;
-  EXPECT_EQ(most_saved_keys(batch, limits), 7 << 20);
-  batch.max_kv_len = 5000;
-  EXPECT_EQ(most_saved_keys(batch, limits), 7 * 5000);
+  EXPECT_EQ(max_saved_keys(batch, limits), 7 << 20);
+  batch.hints.max_kv_len = 5000;
+  EXPECT_EQ(max_saved_keys(batch, limits), 7 * 5000);
   batch.requests = 1 << 20;
-  batch.max_kv_len = 0;
-  EXPECT_EQ(most_saved_keys(batch, limits), int64_t{(1 << 20) - 1} << 20) << "no overflow";
+  batch.hints.max_kv_len = 0;
+  EXPECT_EQ(max_saved_keys(batch, limits), int64_t{(1 << 20) - 1} << 20) << "no overflow";
 }
 
-// Groups take no more memory where batches may be longer: their states are bounded by requests.
+// Groups take no more memory if batches may be longer: their states depend on max_requests.
 TEST(PrefixLevels, WorkspaceIsBoundedByRequests) {
   const BackendRegistry registry = BackendRegistry::builtin();
   BackendRequest request;
@@ -188,14 +188,14 @@ TEST(PrefixLevels, WorkspaceIsBoundedByRequests) {
 TEST(PrefixLevels, TokensOfAPassWithGroups) {
   AttentionSpec spec{.q_heads = 32, .kv_heads = 8};
   BatchLimits limits{.max_requests = 4, .max_tokens = 1000};
-  EXPECT_EQ(most_prefix_tokens(spec, limits), 32);
+  EXPECT_EQ(max_prefix_tokens(spec, limits), 32);
   limits.max_tokens = 20;
-  EXPECT_EQ(most_prefix_tokens(spec, limits), 20);
+  EXPECT_EQ(max_prefix_tokens(spec, limits), 20);
   limits.max_requests = limits.max_tokens = std::numeric_limits<int32_t>::max();
-  EXPECT_EQ(most_prefix_tokens(spec, limits), limits.max_tokens) << "no overflow";
+  EXPECT_EQ(max_prefix_tokens(spec, limits), limits.max_tokens) << "no overflow";
   spec.kv_heads = 1;
   EXPECT_TRUE(shares_prefixes(spec));
-  EXPECT_EQ(most_prefix_q_len(spec), 1);
+  EXPECT_EQ(max_prefix_q_len(spec), 1);
   spec.q_heads = 33;
   EXPECT_FALSE(shares_prefixes(spec)) << "a token has too many rows for any group";
 }
@@ -210,7 +210,7 @@ TEST(PrefixLevels, ALevelMustSaveEnough) {
 
 TEST(PrefixLevels, EveryGroupMustSaveMore) {
   Tree tree;
-  const int32_t each = (kMinSaved + more_saved(kMinSaved)) / 2;
+  const int32_t each = (kMinSaved + extra_saved(kMinSaved)) / 2;
   tree.shared = {0, each - 1, 0, each, 0, 0, 0, 0};
   EXPECT_EQ(Found(tree, 2).used, 0);
   ++tree.shared[1];

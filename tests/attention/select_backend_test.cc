@@ -38,17 +38,15 @@ TEST(Capability, EveryCodeHasItsReason) {
       {RejectCode::kv_dtype, [](auto& r) { r.cache.dtype = DType::f8e4m3; }},
       {RejectCode::kv_scale, [](auto& r) { r.cache.scale = KvScale::per_head; }},
       {RejectCode::kv_layout, [](auto& r) { r.cache.layout = KvLayout::mla; }},
-      {RejectCode::page_size, [](auto& r) { r.cache.page_size = 1; }},
       {RejectCode::window, [](auto& r) { r.spec.window = 8; }},
       {RejectCode::chunk, [](auto& r) { r.spec.chunk = 8; }},
       {RejectCode::dual_chunk, [](auto& r) { r.spec.dual_chunk.chunk_size = 8; }},
-      {RejectCode::logit_cap, [](auto& r) { r.spec.logit_cap = 30; }},
-      {RejectCode::sinks, [](auto& r) { r.spec.has_sinks = true; }},
-      {RejectCode::alibi, [](auto& r) { r.spec.has_alibi = true; }},
+      {RejectCode::logit_cap, [](auto& r) { r.spec.scores.logit_cap = 30; }},
+      {RejectCode::sinks, [](auto& r) { r.spec.scores.has_sinks = true; }},
+      {RejectCode::alibi, [](auto& r) { r.spec.scores.has_alibi = true; }},
       {RejectCode::rope, [](auto& r) { r.spec.has_rope = true; }},
       {RejectCode::lse, [](auto& r) { r.spec.needs_lse = true; }},
       {RejectCode::batch_invariant, [](auto& r) { r.spec.batch_invariant = true; }},
-      {RejectCode::limits, [](auto& r) { r.limits.max_kv_len = 65; }},
   };
   for (const auto& [code, change] : changes) {
     BackendRequest request = gqa_request();
@@ -65,7 +63,7 @@ TEST(Capability, EveryCodeHasItsReason) {
 TEST(Capability, ReportsAllReasonsNotTheFirst) {
   BackendRequest request = gqa_request();
   request.spec.window = 8;
-  request.spec.has_sinks = true;
+  request.spec.scores.has_sinks = true;
   request.cache.page_size = 128;
   EXPECT_EQ(capability_reasons(narrow(), request).size(), 3u);
 }
@@ -74,16 +72,17 @@ TEST(SelectBackend, AutoTakesTheFirstThatAccepts) {
   BackendRegistry registry;
   registry.add(entry_of("wide", narrow()));
   Capability can = narrow();
-  can.max_kv_len = 1;
+  can.max_group = 1;
   registry.add(entry_of("tight", can));
   const Selection selection = select_backend(registry, gqa_request());
   EXPECT_EQ(selection.chosen->name, "wide");
   EXPECT_EQ(selection.workspace_bytes, 128u);
   ASSERT_EQ(selection.candidates.size(), 2u);
   EXPECT_EQ(selection.candidates[0].name, "tight");
-  EXPECT_EQ(selection.candidates[0].reasons[0].code, RejectCode::limits);
-  EXPECT_NE(selection.explain().find("tight: rejected\n  limits: max_kv_len is 64, at most 1"),
-            std::string::npos)
+  EXPECT_EQ(selection.candidates[0].reasons[0].code, RejectCode::heads);
+  EXPECT_NE(
+      selection.explain().find("tight: rejected\n  heads: 2 q heads share a kv head, at most 1"),
+      std::string::npos)
       << selection.explain();
 }
 
@@ -96,7 +95,7 @@ TEST(SelectBackend, RequireNeverChanges) {
             "reference");
 }
 
-// As SGLang's flashinfer does, a name may mean another backend for other layers.
+// As SGLang's flashinfer, a name can mean another backend for other layers.
 TEST(SelectBackend, ARefusalNamesWhoWouldServe) {
   const BackendRegistry registry = BackendRegistry::builtin();
   const auto refusal = [&](const BackendRequest& request) {
@@ -119,15 +118,15 @@ TEST(SelectBackend, AutoSaysWhyItTakesAStandIn) {
   registry.add(stand_in);
   Capability can = narrow();
   can.max_head_dim = 32;
-  can.max_kv_len = 1;
+  can.q_dtypes = {};
   registry.add(entry_of("first", can));
   registry.add(entry_of("unrelated", can));
   const Selection selection = select_backend(registry, gqa_request());
   EXPECT_EQ(selection.chosen->name, "stand_in");
   EXPECT_EQ(selection.asked, "");
   EXPECT_EQ(selection.fallback,
-            "stand_in serves instead of first: head_dim is 64, at most 32; max_kv_len is 64, at "
-            "most 1");
+            "stand_in serves instead of first: head_dim is 64, at most 32; q_dtype is fp32, "
+            "accepted: none");
   EXPECT_EQ(select_backend(registry, gqa_request(), {Policy::require, "stand_in"}).fallback, "");
   registry.add(entry_of("first", narrow()), TakenName::take_over);
   EXPECT_EQ(select_backend(registry, gqa_request()).fallback, "");
@@ -161,8 +160,8 @@ TEST(SelectBackend, PreferFallsBackAndSaysSo) {
 
 TEST(SelectBackend, ExplainsTheChoiceLineByLine) {
   Capability can = narrow();
-  can.max_kv_len = 1;
   can.max_group = 1;
+  can.q_dtypes = {};
   BackendEntry wide = entry_of("wide", narrow());
   wide.role = "serves";
   wide.notes = [](const BackendRequest& request) {
@@ -174,7 +173,7 @@ TEST(SelectBackend, ExplainsTheChoiceLineByLine) {
   registry.add(entry_of("tight", can));
   const std::string others =
       "tight: rejected\n  heads: 2 q heads share a kv head, at most 1\n"
-      "  limits: max_kv_len is 64, at most 1\n"
+      "  q_dtype: q_dtype is fp32, accepted: none\n"
       "late: accepts too, not asked for or later in the order of preference\n";
   const std::string wide_text = ", workspace 128 bytes\n  serves\n  heads of 64\n" + others;
   const auto explained = [&](const char* wish) {
@@ -188,7 +187,7 @@ TEST(SelectBackend, ExplainsTheChoiceLineByLine) {
       "late: chosen, asked for late, workspace 128 bytes\ntight: rejected\n"));
 }
 
-// A table of one's own asks nobody else what a request may be.
+// Requests are checked for a caller's own table, too.
 TEST(SelectBackend, ChecksRequestsBeforeAnyBackendIsAsked) {
   BackendRegistry registry;
   registry.add(entry_of("wide", narrow()));
@@ -258,10 +257,10 @@ TEST(SelectBackend, RefusesContradictions) {
       {"cache window is 8", [](auto& r) { r.cache.window = 8; }},
       {"window is -1", [](auto& r) { r.spec.window = -1; }},
       {"chunk is -1", [](auto& r) { r.spec.chunk = -1; }},
-      {"logit_cap is -1", [](auto& r) { r.spec.logit_cap = -1; }},
+      {"logit_cap is -1", [](auto& r) { r.spec.scores.logit_cap = -1; }},
       {"softmax_scale is nan",
-       [](auto& r) { r.spec.softmax_scale = std::numeric_limits<float>::quiet_NaN(); }},
-      {"kind mla", [](auto& r) { r.spec.nope_dim = 128; }},
+       [](auto& r) { r.spec.scores.softmax_scale = std::numeric_limits<float>::quiet_NaN(); }},
+      {"kind mla", [](auto& r) { r.spec.mla.nope_dim = 128; }},
       {"kind mla has 1", [](auto& r) { r.spec.kind = AttentionKind::mla; }},
       {"the layers have 512 + 64 and the cache dtype is fp8_e5m2",
        [](auto& r) {
@@ -279,7 +278,7 @@ TEST(SelectBackend, RefusesContradictions) {
          r.spec.q_heads = r.spec.kv_heads;
          r.spec.window = 4;
        }},
-      {"conv_width is 4", [](auto& r) { r.spec.conv_width = 4; }},
+      {"conv_width is 4", [](auto& r) { r.spec.linear.conv_width = 4; }},
       {"need scope decoder",
        [](auto& r) {
          r.spec.scope = AttentionScope::encoder;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// StateMerger on the CPU, and with FOVEA_TEST_DEVICE=cuda on a GPU: states of parts of the keys add
-// up to the state of all.
+// StateMerger on the CPU, and with FOVEA_TEST_DEVICE=cuda on a GPU: merging the states of parts of
+// the keys gives the state of all keys.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -38,7 +38,7 @@ class State {
     for (int64_t i = 0; i < kTokens * kTokenStride; ++i) set(i, NAN);
   }
 
-  // Softmax over keys [begin, end) of what `keys` holds for every row: a score and kDim values.
+  // Computes softmax over keys [begin, end); `keys` has a score and kDim values per row and key.
   void attend(const std::vector<double>& keys, int32_t begin, int32_t end) {
     for (int32_t row = 0; row < kRows && begin < end; ++row) {
       const auto key = [&](int32_t n) {
@@ -55,7 +55,7 @@ class State {
       }
     }
   }
-  // No row has seen a key, and out is zero, as forward() leaves it.
+  // Sets the state of rows that have seen no key, as forward() does.
   void clear() {
     for (int32_t row = 0; row < kRows; ++row) {
       for (int32_t d = 0; d < kDim; ++d) set(place(row) + d, 0);
@@ -70,7 +70,7 @@ class State {
     }
     return {rows(out_.data()), NaturalLse(lse_.data())};
   }
-  // What the device made of it.
+  // Copies the device's result to the host.
   void read() {
     if (!test::on_gpu()) return;
     out_ = test::to_host<char>(*device_out_, out_.size());
@@ -96,7 +96,7 @@ class State {
   std::optional<gpu::DeviceBuffer> device_out_, device_lse_;
 };
 
-// One byte on.
+// Moves a pointer by one byte.
 template <typename T>
 void step(T*& data) {
   data = reinterpret_cast<T*>(reinterpret_cast<char*>(data) + 1);
@@ -258,7 +258,7 @@ TEST_F(StateMergers, NamesWhatIsWrong) {
     change(to, from);
     expect_invalid(words, [&] { merge->merge(to, from, 2); });
   }
-  AttentionState shared = part;  // what is only read may lie anywhere
+  AttentionState shared = part;  // rows that are only read may overlap
   shared.out.token_stride = 0;
   EXPECT_NO_THROW(merge->merge(into, shared, 2));
   if (!test::on_gpu()) return;

@@ -23,7 +23,7 @@ struct TwoRequests {
       .max_requests = 2, .max_tokens = 5, .max_q_len = 3, .max_kv_len = 16, .max_encoder_len = 8};
   std::vector<int32_t> q_indptr = {0, 2, 5}, kv_lens = {9, 6}, rows = {1, 2};
   std::vector<int32_t> slots = std::vector<int32_t>(3 * kContext, 0);
-  std::vector<int32_t> pages = slots;  // what `slots` says, by pages
+  std::vector<int32_t> pages = slots;  // the same tokens as `slots`, by pages
   std::vector<int64_t> out_slots;
   std::vector<int32_t> positions = {7, 8, 3, 4, 5};
   std::vector<uint64_t> tree = {1, 3, 1, 3, 7};
@@ -51,40 +51,30 @@ struct TwoRequests {
     batch = {.mode = ForwardMode::extend,
              .requests = 2,
              .tokens = 5,
-             .max_q_len = 3,
-             .max_kv_len = 9,
-             .q_indptr = q_indptr.data(),
-             .kv_lens = kv_lens.data(),
-             .request_rows = rows.data(),
-             .table_rows = 3,
-             .request_slots = slots.data(),
-             .request_slots_stride = kContext,
-             .out_slots = out_slots.data(),
-             .positions = positions.data(),
-             .encoder_lens = encoder_lens.data(),
-             .encoder_slots = slots.data(),
-             .encoder_slots_stride = kContext,
-             .tree_mask = tree.data(),
-             .custom_mask = custom.data(),
-             .custom_mask_indptr = custom_indptr.data(),
-             .spans = spans.data(),
-             .span_indptr = span_indptr.data(),
-             .item_prefix_lens = prefix_lens.data(),
-             .token_pos_in_items = in_items.data(),
-             .token_pos_in_items_stride = 5};
+             .q_indptr = q_indptr,
+             .kv_lens = kv_lens,
+             .request_rows = rows,
+             .table = {.entries = slots.data(), .stride = kContext, .rows = 3},
+             .out_slots = out_slots,
+             .positions = positions,
+             .masks = {.tree = {tree},
+                       .custom = {custom, custom_indptr},
+                       .spans = {spans, span_indptr},
+                       .items = {prefix_lens, in_items, 5}},
+             .hints = {.max_q_len = 3, .max_kv_len = 9}};
+    batch.cross = {.lens = encoder_lens, .table = batch.table};
   }
 
   void tell(int32_t q_len, int32_t second_q_len, int32_t kv_len, int32_t second_kv_len) {
     host_q_lens = {q_len, second_q_len};
     host_kv_lens = {kv_len, second_kv_len};
-    batch.host_q_lens = host_q_lens.data();
-    batch.host_kv_lens = host_kv_lens.data();
+    batch.hints.host_q_lens = host_q_lens;
+    batch.hints.host_kv_lens = host_kv_lens;
   }
 
   void give_pages() {
-    batch.request_slots = nullptr;
-    batch.page_table = pages.data();
-    batch.page_table_stride = kContext;
+    batch.table.entries = pages.data();
+    batch.table.entry_tokens = kPage;
   }
 
   void create() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is refused whatever the backend: specs, caches, states and limits that contradict each
-// other, by the field; batches of linear layers; and what stands at the very edge, which is not.
+// Errors that do not depend on the backend: specs, caches, states and limits that contradict each
+// other, by field, and batches of linear layers. Values at the very edge are accepted.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -22,7 +22,7 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 template <typename T>
 struct Wrong {
-  std::string words;  // the message holds them
+  std::string words;  // part of the message
   std::function<void(T&)> cause;
 };
 
@@ -38,19 +38,15 @@ void expect_refused(const T& good, const Check& check, const std::vector<Wrong<T
 
 AttentionSpec mha() { return {.q_heads = 4, .kv_heads = 2, .head_dim = 8, .head_dim_v = 8}; }
 AttentionSpec mla() {
-  AttentionSpec spec{.kind = AttentionKind::mla, .q_heads = 4, .kv_heads = 1, .head_dim = 24};
-  spec.kv_lora_rank = spec.head_dim_v = 16;
-  spec.rope_dim = 8;
-  spec.nope_dim = spec.v_dim = 4;
-  return spec;
+  return {.kind = AttentionKind::mla,
+          .q_heads = 4,
+          .kv_heads = 1,
+          .mla = {.kv_lora_rank = 16, .rope_dim = 8, .nope_dim = 4, .v_dim = 4}};
 }
 AttentionSpec linear() {
-  return {.kind = AttentionKind::gated_delta_net,
-          .q_heads = 2,
-          .kv_heads = 4,
-          .head_dim = 8,
-          .head_dim_v = 16,
-          .conv_width = 4};
+  return {
+      .kind = AttentionKind::gated_delta_net,
+      .linear = {.key_heads = 2, .value_heads = 4, .key_dim = 8, .value_dim = 16, .conv_width = 4}};
 }
 
 TEST(Validate, NamesTheFieldOfASpec) {
@@ -63,22 +59,25 @@ TEST(Validate, NamesTheFieldOfASpec) {
        {"a token has 16777224 values", [](auto& s) { s.head_dim = (1 << 22) + 2; }},
        {"a token has 16777224 values", [](auto& s) { s.head_dim_v = (1 << 22) + 2; }},
        {"q_heads is 3, must be a multiple of kv_heads 2", [](auto& s) { s.q_heads = 3; }},
-       {"kv_lora_rank 1", [](auto& s) { s.kv_lora_rank = 1; }},
-       {"rope_dim 1", [](auto& s) { s.rope_dim = 1; }},
-       {"nope_dim 1", [](auto& s) { s.nope_dim = 1; }},
-       {"v_dim 1", [](auto& s) { s.v_dim = 1; }},
-       {"conv_width is 4", [](auto& s) { s.conv_width = 4; }},
+       {"mla.kv_lora_rank is 1, must be 0 for kind mha", [](auto& s) { s.mla.kv_lora_rank = 1; }},
+       {"mla.rope_dim is 1", [](auto& s) { s.mla.rope_dim = 1; }},
+       {"mla.nope_dim is 1", [](auto& s) { s.mla.nope_dim = 1; }},
+       {"mla.v_dim is 1", [](auto& s) { s.mla.v_dim = 1; }},
+       {"linear.conv_width is 4", [](auto& s) { s.linear.conv_width = 4; }},
+       {"linear.key_heads is 4", [](auto& s) { s.linear.key_heads = 4; }},
        {"window is -1", [](auto& s) { s.window = -1; }},
        {"chunk is -1", [](auto& s) { s.chunk = -1; }},
-       {"softmax_scale is -1, must be in [0, ", [](auto& s) { s.softmax_scale = -1; }},
-       {"softmax_scale is inf", [](auto& s) { s.softmax_scale = kInfinity; }},
-       {"softmax_scale is nan", [](auto& s) { s.softmax_scale = NAN; }},
-       {"softmax_scale is 1e+38", [](auto& s) { s.softmax_scale = 1e38f; }},
-       {"logit_cap is -1, must be 0 or in [1e-06, ", [](auto& s) { s.logit_cap = -1; }},
-       {"logit_cap is inf", [](auto& s) { s.logit_cap = kInfinity; }},
-       {"logit_cap is nan", [](auto& s) { s.logit_cap = NAN; }},
-       {"logit_cap is 1e-45", [](auto& s) { s.logit_cap = 1e-45f; }},
-       {"logit_cap is 1e+20", [](auto& s) { s.logit_cap = 1e20f; }},
+       {"scores.softmax_scale is -1, must be in [0, ",
+        [](auto& s) { s.scores.softmax_scale = -1; }},
+       {"scores.softmax_scale is inf", [](auto& s) { s.scores.softmax_scale = kInfinity; }},
+       {"scores.softmax_scale is nan", [](auto& s) { s.scores.softmax_scale = NAN; }},
+       {"scores.softmax_scale is 1e+38", [](auto& s) { s.scores.softmax_scale = 1e38f; }},
+       {"scores.logit_cap is -1, must be 0 or in [1e-06, ",
+        [](auto& s) { s.scores.logit_cap = -1; }},
+       {"scores.logit_cap is inf", [](auto& s) { s.scores.logit_cap = kInfinity; }},
+       {"scores.logit_cap is nan", [](auto& s) { s.scores.logit_cap = NAN; }},
+       {"scores.logit_cap is 1e-45", [](auto& s) { s.scores.logit_cap = 1e-45f; }},
+       {"scores.logit_cap is 1e+20", [](auto& s) { s.scores.logit_cap = 1e20f; }},
        {"kind is AttentionKind(17)", [](auto& s) { s.kind = static_cast<AttentionKind>(17); }},
        {"scope is AttentionScope(17)", [](auto& s) { s.scope = static_cast<AttentionScope>(17); }},
        {"mask is MaskKind(17)", [](auto& s) { s.mask = static_cast<MaskKind>(17); }},
@@ -102,7 +101,7 @@ TEST(Validate, NamesTheFieldOfASpec) {
   expect_refused<AttentionSpec>(
       cross, validate_spec,
       {{"mask custom needs scope decoder", [](auto& s) { s.mask = MaskKind::custom; }},
-       {"has_alibi", [](auto& s) { s.has_alibi = true; }}});
+       {"scores.has_alibi", [](auto& s) { s.scores.has_alibi = true; }}});
 }
 
 TEST(Validate, NamesTheFieldOfLatentAndLinearSpecs) {
@@ -110,37 +109,40 @@ TEST(Validate, NamesTheFieldOfLatentAndLinearSpecs) {
       mla(), validate_spec,
       {{"kv_heads is 2, kind mla has 1", [](auto& s) { s.kv_heads = 2; }},
        {"kind mla has decoder only", [](auto& s) { s.scope = AttentionScope::encoder; }},
-       {"kv_lora_rank is 0", [](auto& s) { s.kv_lora_rank = 0; }},
-       {"rope_dim is -1", [](auto& s) { s.rope_dim = -1; }},
-       {"head_dim is 25, kind mla needs kv_lora_rank + rope_dim = 24",
-        [](auto& s) { s.head_dim = 25; }},
-       {"kv_lora_rank + rope_dim = 2147483663", [](auto& s) { s.rope_dim = kHuge; }},
-       {"head_dim_v is 8, kind mla needs kv_lora_rank = 16", [](auto& s) { s.head_dim_v = 8; }},
-       {"nope_dim 0 and v_dim 4", [](auto& s) { s.nope_dim = 0; }},
-       {"nope_dim 4 and v_dim 0", [](auto& s) { s.v_dim = 0; }},
-       {"nope_dim -1 and v_dim -1", [](auto& s) { s.nope_dim = s.v_dim = -1; }},
-       {"softmax_scale is 0, absorbed", [](auto& s) { s.nope_dim = s.v_dim = 0; }},
+       {"mla.kv_lora_rank is 0", [](auto& s) { s.mla.kv_lora_rank = 0; }},
+       {"mla.rope_dim is -1", [](auto& s) { s.mla.rope_dim = -1; }},
+       {"head_dim is 24, must be 0 for kind mla", [](auto& s) { s.head_dim = 24; }},
+       {"a token has 8589934652 values", [](auto& s) { s.mla.rope_dim = kHuge; }},
+       {"head_dim_v is 16, must be 0 for kind mla", [](auto& s) { s.head_dim_v = 16; }},
+       {"linear.value_dim is 1", [](auto& s) { s.linear.value_dim = 1; }},
+       {"mla.nope_dim 0 and mla.v_dim 4", [](auto& s) { s.mla.nope_dim = 0; }},
+       {"mla.nope_dim 4 and mla.v_dim 0", [](auto& s) { s.mla.v_dim = 0; }},
+       {"mla.nope_dim -1 and mla.v_dim -1", [](auto& s) { s.mla.nope_dim = s.mla.v_dim = -1; }},
+       {"scores.softmax_scale is 0, absorbed", [](auto& s) { s.mla.nope_dim = s.mla.v_dim = 0; }},
        {"needs kind mha and a cache", [](auto& s) { s.q_dtype = DType::f8e4m3; }},
        {"has_rope needs a rotary key", [](auto& s) {
           s.has_rope = true;
-          s.rope_dim = 0;
-          s.head_dim = 16;
+          s.mla.rope_dim = 0;
         }}});
   AttentionSpec absorbed = mla();
-  absorbed.nope_dim = absorbed.v_dim = 0;
-  absorbed.softmax_scale = 0.5f;
+  absorbed.mla.nope_dim = absorbed.mla.v_dim = 0;
+  absorbed.scores.softmax_scale = 0.5f;
   EXPECT_NO_THROW(validate_spec(absorbed));
   expect_refused<AttentionSpec>(
       linear(), validate_spec,
-      {{"must be a multiple of q_heads (key heads) 2", [](auto& s) { s.kv_heads = 3; }},
-       {"conv_width is -1", [](auto& s) { s.conv_width = -1; }},
+      {{"linear.value_heads is 3, must be a multiple of linear.key_heads 2",
+        [](auto& s) { s.linear.value_heads = 3; }},
+       {"linear.key_dim is 0", [](auto& s) { s.linear.key_dim = 0; }},
+       {"linear.conv_width is -1", [](auto& s) { s.linear.conv_width = -1; }},
+       {"q_heads is 2, must be 0 for kind gated_delta_net", [](auto& s) { s.q_heads = 2; }},
+       {"head_dim is 8, must be 0 for kind gated_delta_net", [](auto& s) { s.head_dim = 8; }},
        {"linear kinds have decoder only", [](auto& s) { s.scope = AttentionScope::encoder; }},
        {"mask is tree", [](auto& s) { s.mask = MaskKind::tree; }},
        {"window is 1", [](auto& s) { s.window = 1; }},
        {"chunk is 1", [](auto& s) { s.chunk = 1; }},
-       {"logit_cap is 1", [](auto& s) { s.logit_cap = 1; }},
-       {"has_sinks is 1", [](auto& s) { s.has_sinks = true; }},
-       {"has_alibi is 1", [](auto& s) { s.has_alibi = true; }},
+       {"scores.logit_cap is 1", [](auto& s) { s.scores.logit_cap = 1; }},
+       {"scores.has_sinks is 1", [](auto& s) { s.scores.has_sinks = true; }},
+       {"scores.has_alibi is 1", [](auto& s) { s.scores.has_alibi = true; }},
        {"needs_lse is 1", [](auto& s) { s.needs_lse = true; }},
        {"has_rope needs mha or mla", [](auto& s) { s.has_rope = true; }}});
 }
@@ -161,7 +163,7 @@ TEST(Validate, WhatIsJustInsideIsServed) {
            [](auto& s) {
              s.scope = AttentionScope::encoder;
              s.mask = MaskKind::custom;
-             s.has_alibi = true;
+             s.scores.has_alibi = true;
            },
            [](auto& s) {
              s = mla();
@@ -186,9 +188,10 @@ TEST(Validate, WhatIsJustInsideIsServed) {
 TEST(Validate, ScalesHaveTheirKindsDefault) {
   AttentionSpec spec{.head_dim = 16};
   EXPECT_EQ(softmax_scale(spec), 0.25f);
-  spec.softmax_scale = 3;
+  spec.scores.softmax_scale = 3;
   EXPECT_EQ(softmax_scale(spec), 3);
-  EXPECT_EQ(softmax_scale({.kind = AttentionKind::mla, .rope_dim = 48, .nope_dim = 16}), 0.125f);
+  EXPECT_EQ(softmax_scale({.kind = AttentionKind::mla, .mla = {.rope_dim = 48, .nope_dim = 16}}),
+            0.125f);
 }
 
 TEST(Validate, NamesTheFieldOfACache) {
@@ -229,9 +232,8 @@ TEST(Validate, NamesTheFieldOfACache) {
 
 TEST(Validate, RowsOf656BytesHoldTheLatentsTheyAreMadeFor) {
   AttentionSpec spec = mla();
-  spec.kv_lora_rank = spec.head_dim_v = 512;
-  spec.rope_dim = 64;
-  spec.head_dim = 576;
+  spec.mla.kv_lora_rank = 512;
+  spec.mla.rope_dim = 64;
   KvCacheSpec cache{.layers = 1, .kv_heads = 1, .head_dim = 576, .head_dim_v = 512};
   cache.layout = KvLayout::mla_fp8_rows;
   cache.dtype = DType::f8e4m3;
@@ -239,11 +241,11 @@ TEST(Validate, RowsOf656BytesHoldTheLatentsTheyAreMadeFor) {
   cache.dtype = DType::bf16;
   test::expect_invalid("the cache dtype is bf16", [&] { validate_cache(spec, cache); });
   cache.dtype = DType::f8e4m3;
-  spec.rope_dim = 32;
-  spec.head_dim = cache.head_dim = 544;
+  spec.mla.rope_dim = 32;
+  cache.head_dim = 544;
   test::expect_invalid("the layers have 512 + 32", [&] { validate_cache(spec, cache); });
-  spec.kv_lora_rank = spec.head_dim_v = cache.head_dim_v = 480;
-  spec.rope_dim = 64;
+  spec.mla.kv_lora_rank = cache.head_dim_v = 480;
+  spec.mla.rope_dim = 64;
   test::expect_invalid("the layers have 480 + 64", [&] { validate_cache(spec, cache); });
   cache.layout = KvLayout::mha;
   test::expect_invalid("needs mla or mla_fp8_rows", [&] { validate_cache(spec, cache); });
@@ -258,13 +260,13 @@ TEST(Validate, NamesTheFieldOfAState) {
   state.conv_width = 4;
   expect_refused<StateCacheSpec>(
       state, [](const StateCacheSpec& s) { validate_state(linear(), s); },
-      {{"heads is 2, the layers have 4", [](auto& s) { s.heads = 2; }},
-       {"rows is 8, the layers have head_dim_v 16", [](auto& s) { s.rows = 8; }},
-       {"columns is 16, the layers have head_dim 8", [](auto& s) { s.columns = 16; }},
+      {{"heads is 2, the layers have value_heads 4", [](auto& s) { s.heads = 2; }},
+       {"rows is 8, the layers have value_dim 16", [](auto& s) { s.rows = 8; }},
+       {"columns is 16, the layers have key_dim 8", [](auto& s) { s.columns = 16; }},
        {"conv_dim is 95, the layers have 96", [](auto& s) { s.conv_dim = 95; }},
        {"conv_width is 3, the layers have 4", [](auto& s) { s.conv_width = 3; }}});
   AttentionSpec without = linear();
-  without.conv_width = 0;
+  without.linear.conv_width = 0;
   state.conv_dim = state.conv_width = 7;
   EXPECT_NO_THROW(validate_state(without, state));
 }
@@ -293,14 +295,14 @@ TEST(Validate, NamesTheLimit) {
 }
 
 // Three requests of linear layers, the second without new tokens.
-struct LinearBatch {
+struct ThreeStates {
   std::vector<int32_t> q_indptr{0, 2, 2, 3}, kv_lens{5, 0, 1}, states{2, 3, 1}, snapshots{4, -1, 5};
   BatchView view() const {
     BatchView batch{.mode = ForwardMode::extend, .requests = 3, .tokens = 3};
-    batch.q_indptr = q_indptr.data();
-    batch.kv_lens = kv_lens.data();
-    batch.state_slots = states.data();
-    batch.snapshot_slots = snapshots.data();
+    batch.q_indptr = q_indptr;
+    batch.kv_lens = kv_lens;
+    batch.linear.state_slots = states;
+    batch.linear.snapshot_slots = snapshots;
     return batch;
   }
 };
@@ -308,38 +310,42 @@ struct LinearBatch {
 TEST(Validate, StatesHaveOneOwner) {
   BatchRules rules{.spec = linear(), .state_slots = 6};
   rules.limits = {.max_requests = 3, .max_tokens = 3, .max_q_len = 3, .max_kv_len = 5};
-  const auto check = [&](const LinearBatch& batch) { validate_batch(batch.view(), rules); };
-  expect_refused<LinearBatch>(
+  const auto check = [&](const ThreeStates& batch) { validate_batch(batch.view(), rules); };
+  expect_refused<ThreeStates>(
       {}, check,
-      {{"state_slots[2] is 6, must be in [-1, 6)", [](auto& b) { b.states[2] = 6; }},
+      {{"linear.state_slots[2] is 6, must be in [-1, 6)", [](auto& b) { b.states[2] = 6; }},
        {"state_slots[0] is -2", [](auto& b) { b.states[0] = -2; }},
-       {"state_slots[2] is 2, which is state_slots[0]", [](auto& b) { b.states[2] = 2; }},
+       {"linear.state_slots[2] is 2, which is linear.state_slots[0]",
+        [](auto& b) { b.states[2] = 2; }},
        {"snapshot_slots[0] is 6, must be in [-1, 6)", [](auto& b) { b.snapshots[0] = 6; }},
        {"snapshot_slots[2] is -2", [](auto& b) { b.snapshots[2] = -2; }},
-       {"snapshot_slots[0] is 2, which is state_slots[0]", [](auto& b) { b.snapshots[0] = 2; }},
-       {"snapshot_slots[0] is 1, which is state_slots[2]", [](auto& b) { b.snapshots[0] = 1; }},
-       {"snapshot_slots[1] is 3, which is state_slots[1]", [](auto& b) { b.snapshots[1] = 3; }},
-       {"snapshot_slots[2] is 4, which is snapshot_slots[0]",
+       {"snapshot_slots[0] is 2, which is linear.state_slots[0]",
+        [](auto& b) { b.snapshots[0] = 2; }},
+       {"snapshot_slots[0] is 1, which is linear.state_slots[2]",
+        [](auto& b) { b.snapshots[0] = 1; }},
+       {"snapshot_slots[1] is 3, which is linear.state_slots[1]",
+        [](auto& b) { b.snapshots[1] = 3; }},
+       {"snapshot_slots[2] is 4, which is linear.snapshot_slots[0]",
         [](auto& b) { b.snapshots[2] = 4; }}});
   for (const int32_t nobody : {0, -1}) {  // the dummy, and none
-    LinearBatch batch;
+    ThreeStates batch;
     batch.states[0] = batch.states[2] = nobody;
     EXPECT_NO_THROW(check(batch));
   }
   for (const size_t other : {0u, 2u}) {  // that of a request without new tokens
-    LinearBatch idle;
+    ThreeStates idle;
     idle.states[1] = idle.states[other];
     EXPECT_NO_THROW(check(idle));
   }
-  const LinearBatch good;
+  const ThreeStates good;
   BatchView without = good.view();
-  without.snapshot_slots = nullptr;
+  without.linear.snapshot_slots = {};
   EXPECT_NO_THROW(validate_batch(without, rules));
-  without.state_slots = nullptr;
-  test::expect_invalid("state_slots is null", [&] { validate_batch(without, rules); });
+  without.linear.state_slots = {};
+  test::expect_invalid("linear.state_slots is absent", [&] { validate_batch(without, rules); });
 }
 
-// Of the second request, with keys [0, 10) and new tokens at 6 to 9 unless said otherwise.
+// Checks the second request, with keys [0, 10) and new tokens at 6 to 9 unless the case differs.
 TEST(Validate, FirstKeysAreThoseThatSomeQuerySees) {
   struct Case {
     int32_t window, chunk;
@@ -371,11 +377,11 @@ TEST(Validate, FirstKeysAreThoseThatSomeQuerySees) {
     positions.insert(positions.end(), c.positions.begin(), c.positions.end());
     const std::vector<int32_t> span_indptr{0, 1, static_cast<int32_t>(spans.size() / 2)};
     BatchView batch{.mode = ForwardMode::extend, .requests = 2, .tokens = 2 + c.q_len};
-    batch.q_indptr = q_indptr.data();
-    batch.kv_lens = kv_lens.data();
-    batch.spans = spans.data();
-    batch.span_indptr = span_indptr.data();
-    if (!c.positions.empty()) batch.positions = positions.data();
+    batch.q_indptr = q_indptr;
+    batch.kv_lens = kv_lens;
+    batch.masks.spans.bounds = spans;
+    batch.masks.spans.indptr = span_indptr;
+    if (!c.positions.empty()) batch.positions = positions;
     std::vector<int32_t> first(2, -1);
     find_first_keys(batch, spec, first.data());
     EXPECT_EQ(first, (std::vector<int32_t>{0, c.first}))

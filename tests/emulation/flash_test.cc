@@ -39,10 +39,10 @@ void add_plain(std::vector<AttentionCase>& cases) {
   // More row tiles than blocks.
   add("boxes", [](AttentionCase& test) {
     test.spec.q_heads = test.spec.kv_heads = 3;
-    test.spec.has_sinks = true;
+    test.spec.scores.has_sinks = true;
   });
   add("sinks_page_64", [](AttentionCase& test) {
-    test.spec.has_sinks = true;
+    test.spec.scores.has_sinks = true;
     test.cache.page_size = 64;
   });
   add("growing_scores", [](AttentionCase& test) {
@@ -80,7 +80,7 @@ void add_plain(std::vector<AttentionCase>& cases) {
     test.requests = {{40, 330}, {30, 320}, {32, 313}, {20, 302}, {0, 290}};
     test.shared_prefix = 280;
     test.prefix_levels = 1;
-    test.spec.has_sinks = true;
+    test.spec.scores.has_sinks = true;
   });
 }
 
@@ -101,7 +101,7 @@ void add_decode(std::vector<AttentionCase>& cases) {
   add("decode_cluster", 7, 1, Requests{{1, 1200}});
   add("decode_many_steps", 14, 2, Requests{{1, 1900}, {1, 1500}});
   add("decode_sinks", 14, 2, Requests{{1, 3}, {1, 90}, {1, 300}});
-  cases.back().spec.has_sinks = true;
+  cases.back().spec.scores.has_sinks = true;
   add("decode_without_keys", 7, 1, Requests{{1, 40}, {1, 0}, {1, 3}});
   cases.back().spec.scope = AttentionScope::cross;
   add("decode_drafts", 3, 1, Requests{{5, 160}, {5, 68}});

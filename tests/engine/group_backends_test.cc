@@ -34,7 +34,7 @@ class GroupBackends : public testing::Test {
     };
     registry_.add(std::move(refusing));
     registry_.add(accepting("replayed", GraphSupport::always));
-    registry_.add(accepting("replayed_decodes", GraphSupport::uniform_single_token_decode));
+    registry_.add(accepting("replayed_decodes", GraphSupport::always));
     registry_.add(accepting("enqueued", GraphSupport::never));
     options_.registry = &registry_;
     options_.kv_dtype = DType::bf16;

@@ -210,17 +210,13 @@ class SmallRun {
     const auto lens_device = to_device(lens), slots_device = to_device(slots);
     BatchView batch;
     batch.requests = requests;
-    batch.kv_lens = lens_device.data<int32_t>();
-    batch.request_rows = rows_device.data<int32_t>();
-    batch.table_rows = requests;
-    if (entry_tokens > 1) {
-      batch.page_table = table_device.data<int32_t>();
-      batch.page_table_stride = kLength / kPage;
-    } else {
-      batch.request_slots = table_device.data<int32_t>();
-      batch.request_slots_stride = kLength;
-    }
-    batch.out_slots = slots_device.data<int64_t>();
+    batch.kv_lens = lens_device.span<int32_t>();
+    batch.request_rows = rows_device.span<int32_t>();
+    batch.table = {.entries = table_device.data<int32_t>(),
+                   .stride = entry_tokens > 1 ? kLength / kPage : kLength,
+                   .entry_tokens = entry_tokens,
+                   .rows = requests};
+    batch.out_slots = slots_device.span<int64_t>();
     LayerTensors layer;
     layer.q = dense_rows(q.data(), DType::bf16, kHeads, kDim);
     layer.k = dense_rows(k.data(), DType::bf16, kKvHeads, kDim);
@@ -230,8 +226,8 @@ class SmallRun {
       const auto indptr_device = to_device(indptr);
       batch.mode = mode;
       batch.tokens = indptr.back();
-      batch.max_q_len = indptr[1];
-      batch.q_indptr = indptr_device.data<int32_t>();
+      batch.hints.max_q_len = indptr[1];
+      batch.q_indptr = indptr_device.span<int32_t>();
       layer.save_kv = save;
       layer.out = dense_rows(out.data<uint16_t>() + first_row * row, DType::bf16, kHeads, kDim);
       backend->plan(batch);

@@ -48,8 +48,8 @@ class DecodeSteps {
     test_.cache.layers = 1;
     pool_ = make_kv_pool(test::request_of(test_).cache, 1 + kRequests * kMaxKeys / kPage, device());
     const AttentionSpec& spec = test_.spec;
-    q_ = rows(kRequests, spec.q_heads * spec.head_dim);
-    elements_ = int64_t{kRequests} * spec.q_heads * spec.head_dim_v;
+    q_ = rows(kRequests, spec.q_heads * cached_key_dim(spec));
+    elements_ = int64_t{kRequests} * spec.q_heads * cached_value_dim(spec);
     out_ = gpu::DeviceBuffer(static_cast<size_t>(kSteps * elements_) * sizeof(uint16_t));
     std::vector<int32_t> slots(size_t{kRequests} * kMaxKeys), numbers(kRequests + 1);
     std::iota(slots.begin(), slots.end(), kPage);
@@ -108,18 +108,16 @@ class DecodeSteps {
   }
   BatchView view() const {
     return {.requests = kRequests,
-            .request_rows = numbers_.data<int32_t>(),
-            .table_rows = kRequests,
-            .request_slots = slots_.data<int32_t>(),
-            .request_slots_stride = kMaxKeys};
+            .request_rows = numbers_.span<int32_t>(),
+            .table = {.entries = slots_.data<int32_t>(), .stride = kMaxKeys, .rows = kRequests}};
   }
 
   // Stores the keys of one request at a time, with a backend of its own.
   void store_keys(const BackendEntry& entry) {
     const AttentionSpec& spec = test_.spec;
     const bool mla = spec.kind == AttentionKind::mla;
-    const int32_t k_width = mla ? spec.kv_lora_rank : spec.head_dim;
-    const int32_t v_width = mla ? spec.rope_dim : spec.head_dim_v;
+    const int32_t k_width = mla ? spec.mla.kv_lora_rank : spec.head_dim;
+    const int32_t v_width = mla ? spec.mla.rope_dim : spec.head_dim_v;
     const auto backend = entry.create({.spec = spec, .kv = pool_.get(), .device = device()});
     backend->reserve(
         {.max_requests = 1, .max_tokens = kMaxKeys, .max_q_len = kMaxKeys, .max_kv_len = kMaxKeys});
@@ -134,13 +132,15 @@ class DecodeSteps {
       batch.mode = ForwardMode::extend;
       batch.requests = 1;
       batch.tokens = kMaxKeys;
-      batch.q_indptr = whole.data<int32_t>();
-      batch.kv_lens = whole.data<int32_t>() + 1;
-      batch.request_rows += request;
-      batch.out_slots = out_slots.data<int64_t>() + int64_t{request} * kMaxKeys;
+      batch.q_indptr = whole.span<int32_t>();
+      batch.kv_lens = whole.span<int32_t>().subspan(1);
+      batch.request_rows = batch.request_rows.subspan(request);
+      batch.out_slots = out_slots.span<int64_t>().subspan(size_t{kMaxKeys} * request);
       LayerTensors layer;
-      layer.k = dense_rows(k.data(), DType::bf16, spec.kv_heads, k_width);
-      layer.v = dense_rows(v.data(), DType::bf16, spec.kv_heads, v_width);
+      (mla ? layer.mla.latent : layer.k) =
+          dense_rows(k.data(), DType::bf16, spec.kv_heads, k_width);
+      (mla ? layer.mla.k_rope : layer.v) =
+          dense_rows(v.data(), DType::bf16, spec.kv_heads, v_width);
       backend->plan(batch);
       backend->forward(layer);
       gpu::synchronize(nullptr);
@@ -152,15 +152,15 @@ class DecodeSteps {
     BatchView batch = view();
     batch.mode = ForwardMode::decode;
     batch.tokens = kRequests;
-    batch.max_q_len = 1;
-    batch.max_kv_len = kMaxKeys;
-    batch.q_indptr = numbers_.data<int32_t>();
+    batch.hints.max_q_len = 1;
+    batch.hints.max_kv_len = kMaxKeys;
+    batch.q_indptr = numbers_.span<int32_t>();
     LayerTensors layer;
-    layer.q = dense_rows(q_.data(), DType::bf16, spec.q_heads, spec.head_dim);
+    layer.q = dense_rows(q_.data(), DType::bf16, spec.q_heads, cached_key_dim(spec));
     for (int32_t step = 0; step < kSteps; ++step) {
-      batch.kv_lens = lens_.data<int32_t>() + step * kRequests;
+      batch.kv_lens = lens_.span<int32_t>().subspan(size_t{kRequests} * step, kRequests);
       layer.out = dense_rows(out_.data<uint16_t>() + step * elements_, DType::bf16, spec.q_heads,
-                             spec.head_dim_v);
+                             cached_value_dim(spec));
       backend_->plan(batch, stream);
       backend_->forward(layer, stream);
     }

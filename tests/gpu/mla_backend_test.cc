@@ -56,13 +56,10 @@ class MlaBackend : public ::testing::TestWithParam<const MlaKernels*> {
     spec_ = {.kind = AttentionKind::mla,
              .q_heads = kHeads,
              .kv_heads = 1,
-             .head_dim = kRow,
-             .head_dim_v = kRank,
-             .kv_lora_rank = kRank,
-             .rope_dim = kRow - kRank,
              .q_dtype = DType::bf16,
-             .softmax_scale = 0.05f,
-             .needs_lse = true};
+             .needs_lse = true,
+             .scores = {.softmax_scale = 0.05f},
+             .mla = {.kv_lora_rank = kRank, .rope_dim = kRow - kRank}};
     cache_ = {.layout = KvLayout::mla,
               .dtype = DType::bf16,
               .layers = 1,
@@ -99,27 +96,26 @@ class MlaBackend : public ::testing::TestWithParam<const MlaKernels*> {
     const auto q = to_device(bf16_noise(size_t{kHeads} * kRow, 5));
     const gpu::DeviceBuffer out(size_t{kHeads} * kRank * 2), lse(size_t{kHeads} * 4);
 
-    BatchView batch{.mode = ForwardMode::extend,
-                    .requests = 1,
-                    .tokens = kv_len,
-                    .kv_lens = kv_lens.data<int32_t>(),
-                    .request_rows = request_rows.data<int32_t>(),
-                    .table_rows = 1,
-                    .request_slots = request_slots.data<int32_t>(),
-                    .request_slots_stride = kv_len,
-                    .out_slots = out_slots.data<int64_t>()};
+    BatchView batch{
+        .mode = ForwardMode::extend,
+        .requests = 1,
+        .tokens = kv_len,
+        .kv_lens = kv_lens.span<int32_t>(),
+        .request_rows = request_rows.span<int32_t>(),
+        .table = {.entries = request_slots.data<int32_t>(), .stride = kv_len, .rows = 1},
+        .out_slots = out_slots.span<int64_t>()};
     const auto all = to_device(std::vector<int32_t>{0, kv_len});
-    batch.q_indptr = all.data<int32_t>();
+    batch.q_indptr = all.span<int32_t>();
     LayerTensors store;
-    store.k = {rows.data(), DType::bf16, kRow, kRow};
-    store.v = {rows.data<uint16_t>() + kRank, DType::bf16, kRow, kRow};
+    store.mla.latent = {rows.data(), DType::bf16, kRow, kRow};
+    store.mla.k_rope = {rows.data<uint16_t>() + kRank, DType::bf16, kRow, kRow};
     backend->plan(batch);
     backend->forward(store);
 
     const auto last = to_device(std::vector<int32_t>{0, 1});
     batch.mode = ForwardMode::decode;
-    batch.tokens = batch.max_q_len = 1;
-    batch.q_indptr = last.data<int32_t>();
+    batch.tokens = batch.hints.max_q_len = 1;
+    batch.q_indptr = last.span<int32_t>();
     LayerTensors layer;
     layer.q = {q.data(), DType::bf16, kHeads * kRow, kRow};
     layer.out = {out.data(), DType::bf16, kHeads * kRank, kRank};
@@ -177,15 +173,14 @@ TEST_P(MlaBackend, WildEntriesHarmNobodyElse) {
       table[kLength + i] = entries[static_cast<size_t>(i) % entries.size()];
     }
     const auto request_slots = to_device(table);
-    backend->plan({.mode = ForwardMode::decode,
-                   .requests = 2,
-                   .tokens = 2,
-                   .q_indptr = q_indptr.data<int32_t>(),
-                   .kv_lens = kv_lens.data<int32_t>(),
-                   .request_rows = rows.data<int32_t>(),
-                   .table_rows = 2,
-                   .request_slots = request_slots.data<int32_t>(),
-                   .request_slots_stride = kLength});
+    backend->plan(
+        {.mode = ForwardMode::decode,
+         .requests = 2,
+         .tokens = 2,
+         .q_indptr = q_indptr.span<int32_t>(),
+         .kv_lens = kv_lens.span<int32_t>(),
+         .request_rows = rows.span<int32_t>(),
+         .table = {.entries = request_slots.data<int32_t>(), .stride = kLength, .rows = 2}});
     LayerTensors layer;
     layer.q = {q.data(), DType::bf16, kHeads * kRow, kRow};
     layer.out = {out.data(), DType::bf16, kHeads * kRank, kRank};
@@ -201,7 +196,7 @@ TEST_P(MlaBackend, WildEntriesHarmNobodyElse) {
 
 // The error names wrong arguments before anything is enqueued.
 TEST_P(MlaBackend, WrongTensorsAreNamed) {
-  spec_.nope_dim = spec_.v_dim = 128;
+  spec_.mla.nope_dim = spec_.mla.v_dim = 128;
   const auto pool = make_kv_pool(cache_, 3, context_->info().device());
   const auto backend = create(*pool, {.max_requests = 1, .max_tokens = 1, .max_kv_len = 64});
   const gpu::DeviceBuffer memory(size_t{kHeads} * kRow * 2);
@@ -209,28 +204,25 @@ TEST_P(MlaBackend, WrongTensorsAreNamed) {
   backend->plan({.mode = ForwardMode::decode,
                  .requests = 1,
                  .tokens = 1,
-                 .max_kv_len = 1,
-                 .q_indptr = numbers.data<int32_t>(),
-                 .kv_lens = numbers.data<int32_t>(),
-                 .request_rows = numbers.data<int32_t>(),
-                 .table_rows = 1,
-                 .request_slots = numbers.data<int32_t>(),
-                 .request_slots_stride = 1});
+                 .q_indptr = numbers.span<int32_t>(),
+                 .kv_lens = numbers.span<int32_t>(),
+                 .request_rows = numbers.span<int32_t>(),
+                 .table = {.entries = numbers.data<int32_t>(), .stride = 1, .rows = 1}});
   const HeadRows rows = {memory.data(), DType::bf16, kHeads * 192, 192};
   const LayerTensors good = {
       .q = rows,
       .out = rows,
-      .mla_weights = {.dtype = DType::bf16, .w_uk = memory.data(), .w_uv = memory.data()}};
+      .mla = {.weights = {.dtype = DType::bf16, .w_uk = memory.data(), .w_uv = memory.data()}}};
   const auto names = [&](const char* words, auto change) {
     LayerTensors layer = good;
     change(layer);
     test::expect_invalid(words, [&] { backend->forward(layer); });
   };
-  names("mla_weights are null", [](LayerTensors& t) { t.mla_weights = {}; });
-  names("half given", [](LayerTensors& t) { t.mla_weights.w_uv = nullptr; });
-  names("mla_weights are fp32", [](LayerTensors& t) { t.mla_weights.dtype = DType::f32; });
-  names("w_uk_head_stride is 3", [](LayerTensors& t) { t.mla_weights.w_uk_head_stride = 3; });
-  names("w_uv is at", [&](LayerTensors& t) { t.mla_weights.w_uv = memory.data<std::byte>() + 2; });
+  names("mla.weights are null", [](LayerTensors& t) { t.mla.weights = {}; });
+  names("half given", [](LayerTensors& t) { t.mla.weights.w_uv = nullptr; });
+  names("mla.weights are fp32", [](LayerTensors& t) { t.mla.weights.dtype = DType::f32; });
+  names("w_uk_head_stride is 3", [](LayerTensors& t) { t.mla.weights.w_uk_head_stride = 3; });
+  names("w_uv is at", [&](LayerTensors& t) { t.mla.weights.w_uv = memory.data<std::byte>() + 2; });
   names("q is fp16", [](LayerTensors& t) { t.q.dtype = DType::f16; });
   names("a stride of q is 3", [](LayerTensors& t) { t.q.head_stride = 3; });
   names("layer is 1, the pool has 1", [](LayerTensors& t) { t.layer = 1; });
@@ -239,7 +231,7 @@ TEST_P(MlaBackend, WrongTensorsAreNamed) {
 // The device and the host choose the same forms, and rows beyond the limit stay absorbed.
 TEST_P(MlaBackend, FormsAreThoseOfTheCostModel) {
   namespace cuda = kernels::cuda;
-  spec_.nope_dim = spec_.v_dim = 128;
+  spec_.mla.nope_dim = spec_.mla.v_dim = 128;
   std::mt19937 random(9);
   std::vector<int32_t> q_indptr = {0}, kv_lens;
   for (int32_t i = 0; i < 3000; ++i) {
@@ -279,8 +271,8 @@ TEST_P(MlaBackend, FormsAreThoseOfTheCostModel) {
                                       .kv_lens = device_lens.data<int32_t>(),
                                       .requests = requests,
                                       .kv_lora_rank = kRank,
-                                      .nope_dim = spec_.nope_dim,
-                                      .v_dim = spec_.v_dim,
+                                      .nope_dim = spec_.mla.nope_dim,
+                                      .v_dim = spec_.mla.v_dim,
                                       .least_q_len = by_q_len > 0 ? by_q_len : kMinUpProjected,
                                       .by_q_len = by_q_len > 0,
                                       .at_once = at_once,
@@ -354,8 +346,8 @@ TEST_P(MlaBackend, ChunksOfContextAddUp) {
                                               {true, MlaPrefillRoom{504, 504}, true},
                                               {false, MlaPrefillRoom{8400, 8400}, true}}) {
     test::AttentionCase test = test::mla_case(split ? "split_q_strided" : "joined", 3);
-    test.spec.nope_dim = test.spec.v_dim = 128;
-    test.spec.softmax_scale = 0;
+    test.spec.mla.nope_dim = test.spec.mla.v_dim = 128;
+    test.spec.scores.softmax_scale = 0;
     if (fp8_rows) {
       test.cache.layout = KvLayout::mla_fp8_rows;
       test.cache.dtype = DType::f8e4m3;

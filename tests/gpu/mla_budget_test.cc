@@ -51,8 +51,8 @@ TEST_P(MlaBudget, PassesBeyondTheBudgetAreCut) {
   for (const auto& room : {std::optional<MlaPrefillRoom>(), {MlaPrefillRoom{504, 504}}}) {
     for (const bool split : {false, true}) {
       test::AttentionCase test = test::mla_case(split ? "split_q_strided" : "joined", 4);
-      test.spec.nope_dim = test.spec.v_dim = 128;
-      test.spec.softmax_scale = 0;
+      test.spec.mla.nope_dim = test.spec.mla.v_dim = 128;
+      test.spec.scores.softmax_scale = 0;
       test.spec.needs_lse = false;
       test.split_q = test.strided = split;
       test.mode = ForwardMode::mixed;

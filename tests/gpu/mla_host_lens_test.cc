@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// BatchView::host_q_lens and host_kv_lens in `mla` and `portable_mla`. Skipped without a GPU that
+// BatchHints::host_q_lens and host_kv_lens in `mla` and `portable_mla`. Skipped without a GPU that
 // runs them.
 #include <gtest/gtest.h>
 
@@ -31,8 +31,8 @@ class MlaHostLens : public ::testing::TestWithParam<const char*> {
 // The lengths that the host gives may be far above the true ones.
 TEST_P(MlaHostLens, MayBeLoose) {
   test::AttentionCase test = test::mla_case("loose", 3);
-  test.spec.nope_dim = test.spec.v_dim = 128;
-  test.spec.softmax_scale = 0;
+  test.spec.mla.nope_dim = test.spec.mla.v_dim = 128;
+  test.spec.scores.softmax_scale = 0;
   test.cache.page_size = 64;
   const BackendEntry entry = *BackendRegistry::builtin().find(GetParam());
   // Decodes together with prompts; prompts alone, one of which has as few tokens as a decode;

@@ -103,7 +103,7 @@ TEST_F(GpuModelRunner, TheFirstBatchIsEmptyAndDrawsNothing) {
                       .draws = true};
   batch.draw(size, logits.data<float>(), kVocabulary, nullptr);
   std::vector<int64_t> slots(kLimits.max_requests);
-  gpu::copy_to_host(slots.data(), batch.view(size).out_slots, slots.size() * sizeof(int64_t),
+  gpu::copy_to_host(slots.data(), batch.view(size).out_slots.data(), slots.size() * sizeof(int64_t),
                     nullptr);
   gpu::synchronize(nullptr);
   for (size_t i = 0; i < slots.size(); ++i) {

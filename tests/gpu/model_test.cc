@@ -12,11 +12,11 @@
 #include <vector>
 
 #include "engine/reference_text.h"
-#include "fovea/check.h"
 #include "fovea/engine.h"
 #include "fovea/error.h"
 #include "fovea/gpu.h"
 #include "fovea/kernel_pack.h"
+#include "fovea/verify_model.h"
 #include "support/error_budget.h"
 #include "support/expect_error.h"
 
@@ -266,12 +266,13 @@ TEST_P(GpuModels, BatchInvariantBits) {
 }
 
 TEST_P(GpuModels, PerplexityIsThatOfTheReference) {
-  CheckOptions options;
+  VerifyOptions options;
   options.engine = options_for(model());
   options.engine.max_context = 2048;
   options.kv_dtypes = {DType::bf16, DType::f8e4m3};
   std::set<std::string> served;
-  for (const CheckRow& row : check_model(options)) {  // one row per backend that accepts the model
+  for (const VerifyRow& row :
+       verify_model(options)) {  // one row per backend that accepts the model
     if (!row.unsupported.empty() && !kernel_sources().why_no_compiler.empty()) continue;
     EXPECT_TRUE(row.pass) << row.backend << " " << dtype_name(row.kv_dtype) << ": "
                           << row.unsupported << ", perplexity changed by " << row.perplexity_change;

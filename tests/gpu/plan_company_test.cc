@@ -91,7 +91,7 @@ TEST_P(Planners, PageTableIsThatOfTheTokens) {
 
 // The result of find_prefix_levels() for a batch.
 struct HostGroups {
-  HostGroups(const BatchView& batch, const PrefixRule& rule) : q_indptr(batch.q_indptr) {
+  HostGroups(const BatchView& batch, const PrefixRule& rule) : q_indptr(batch.q_indptr.data()) {
     const auto requests = static_cast<size_t>(batch.requests);
     std::vector<PrefixLevel> levels;
     arrays.reserve(3 * kPrefixLevels + 1);
@@ -133,9 +133,9 @@ TEST_P(Planners, PrefixGroupsAreThoseOfTheHost) {
   constexpr int32_t kMaxQLen = 2, kMinSaved = 5000;
   BatchView view;
   view.requests = params.requests;
-  view.q_indptr = q_indptr_host.data();
-  view.kv_lens = lens.data();
-  view.shared_prefix = shared.data();
+  view.q_indptr = q_indptr_host;
+  view.kv_lens = lens;
+  view.hints.shared_prefix = shared;
 
   const HostGroups host(view, {kMaxQLen, kMinSaved});
   const Guarded<int32_t> shared_device(shared);
@@ -149,7 +149,7 @@ TEST_P(Planners, PrefixGroupsAreThoseOfTheHost) {
                                 .tile_tokens = 32,
                                 .min_prefix = kMinPrefix,
                                 .min_saved = kMinSaved,
-                                .more_saved = more_saved(kMinSaved),
+                                .more_saved = extra_saved(kMinSaved),
                                 .levels = kPrefixLevels};
     std::vector<Guarded<int32_t>> device;
     device.reserve(4 * kPrefixLevels + 2);

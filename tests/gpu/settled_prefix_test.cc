@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// BatchView::prefix_settled: a decode that reads earlier keys before the preceding kernel ends
+// BatchHints::prefix_written: a decode that reads earlier keys before the preceding kernel ends
 // still sees the keys that its own pass stores, and so does a prompt. Skipped without a GPU.
 #include <gtest/gtest.h>
 
@@ -132,9 +132,9 @@ class Passes {
       store(tokens_, fresh_, new_slots_, true, stream);
       BatchView batch = view(tokens_, fresh_, new_slots_);
       batch.mode = shape_.new_tokens == 1 ? ForwardMode::decode : ForwardMode::extend;
-      batch.max_q_len = shape_.new_tokens;
-      batch.max_kv_len = std::ranges::max(shape_.lens);
-      batch.prefix_settled = settled;
+      batch.hints.max_q_len = shape_.new_tokens;
+      batch.hints.max_kv_len = std::ranges::max(shape_.lens);
+      batch.hints.prefix_written = settled;
       backend_->plan(batch, stream);
       for (int32_t number = 0; number < kLayers; ++number) {
         LayerTensors layer = tensors(number);
@@ -202,14 +202,21 @@ class Passes {
     batch.mode = ForwardMode::extend;
     batch.requests = static_cast<int32_t>(shape_.lens.size());
     batch.tokens = tokens;
-    batch.q_indptr = indptr.data<int32_t>();
-    batch.kv_lens = lens_.data<int32_t>();
-    batch.request_rows = rows_.data<int32_t>();
-    batch.table_rows = batch.requests;
-    batch.request_slots = slots_.data<int32_t>();
-    batch.request_slots_stride = stride_;
-    batch.out_slots = slots.data<int64_t>();
+    batch.q_indptr = indptr.span<int32_t>();
+    batch.kv_lens = lens_.span<int32_t>();
+    batch.request_rows = rows_.span<int32_t>();
+    batch.table.rows = batch.requests;
+    batch.table.entries = slots_.data<int32_t>();
+    batch.table.stride = stride_;
+    batch.out_slots = slots.span<int64_t>();
     return batch;
+  }
+  void poison_keys(LayerTensors& layer) const {
+    if (latent()) {
+      layer.mla.latent.data = layer.mla.k_rope.data = nan_.data();
+    } else {
+      layer.k.data = layer.v.data = nan_.data();
+    }
   }
   // Stores the new keys of every layer, without attending.
   void store(int32_t tokens, const gpu::DeviceBuffer& indptr, const gpu::DeviceBuffer& slots,
@@ -218,7 +225,7 @@ class Passes {
     for (int32_t number = 0; number < kLayers; ++number) {
       LayerTensors layer = tensors(number);
       layer.q = layer.out = {};
-      if (poison) layer.k.data = layer.v.data = nan_.data();
+      if (poison) poison_keys(layer);
       backend_->forward(layer, stream);
     }
   }
@@ -242,8 +249,8 @@ class Passes {
     uint16_t* q = q_.data<uint16_t>() + before * q_values();
     uint16_t* out = out_.data<uint16_t>() + before * out_values();
     if (latent()) {
-      layer.k = {k, DType::bf16, kRow, kRow};
-      layer.v = {k + kLatent, DType::bf16, kRow, kRow};
+      layer.mla.latent = {k, DType::bf16, kRow, kRow};
+      layer.mla.k_rope = {k + kLatent, DType::bf16, kRow, kRow};
       layer.q = dense_rows(q, DType::bf16, shape_.latent_heads, kRow);
       layer.out = dense_rows(out, DType::bf16, shape_.latent_heads, kLatent);
     } else {

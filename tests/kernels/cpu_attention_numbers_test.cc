@@ -70,11 +70,11 @@ std::vector<AttentionCase> cases() {
   }
   AttentionCase masked = test::mha_case("window_sinks_cap", 6, 2, 64);
   masked.spec.window = 50;
-  masked.spec.has_sinks = true;
-  masked.spec.logit_cap = 20;
+  masked.spec.scores.has_sinks = true;
+  masked.spec.scores.logit_cap = 20;
   add(masked, DType::f32, DType::f32, KvScale::none);
   AttentionCase sloped = test::mha_case("alibi", 6, 2, 64);
-  sloped.spec.has_alibi = true;
+  sloped.spec.scores.has_alibi = true;
   add(sloped, DType::f32, DType::f32, KvScale::none);
   for (const DType cache : {DType::f32, DType::f16, DType::bf16, DType::f8e4m3}) {
     add(test::mla_case("mla", 4), DType::f32, cache, KvScale::none);
@@ -170,12 +170,12 @@ std::vector<AttentionCase> large_cases() {
           "dim_" + std::to_string(dim) + "_heads_" + std::to_string(q_heads), q_heads, 2, dim);
       list.push_back(shaped(test));
       test.name += "_sinks";
-      test.spec.has_sinks = true;
+      test.spec.scores.has_sinks = true;
       list.push_back(shaped(test));
     }
   }
   AttentionCase test = test::mha_case("cap", 4, 2, 64);
-  test.spec.logit_cap = 0x1p31f;
+  test.spec.scores.logit_cap = 0x1p31f;
   list.push_back(shaped(test));
   list.push_back(shaped(test::mla_case("mla", 4)));
   return list;
@@ -218,7 +218,7 @@ TEST_P(CpuLargeScores, EqualScoresWeighTheSame) {
 
 // The maxima grow from tile to tile, past the size from which on scores are rounded separately.
 TEST_P(CpuLargeScores, GrowingScoresTakeTheLargest) {
-  if (test().spec.logit_cap > 0) GTEST_SKIP() << "the cap makes them equal";
+  if (test().spec.scores.logit_cap > 0) GTEST_SKIP() << "the cap makes them equal";
   CaseData data = make_data(test());
   const auto width = static_cast<size_t>(test::q_width(test().spec));
   const auto kv_heads = static_cast<size_t>(test().spec.kv_heads);

@@ -201,7 +201,7 @@ TEST_P(CpuAttentionInvariance, NoBitDependsOnTheBatch) {
   const auto [isa, heads] = GetParam();
   if (!has_isa(isa)) GTEST_SKIP() << "this processor lacks " << isa_name(isa);
   Sequence sequence(heads);
-  kernels::AttentionMask mask;
+  kernels::AttentionMask mask{.causal = 1};
   check(sequence, mask, isa);
   mask.window = 200;
   check(sequence, mask, isa);

@@ -162,18 +162,17 @@ class ModelDriver {
     view.requests = static_cast<int32_t>(batch.rows.size());
     view.tokens = static_cast<int32_t>(batch.tokens.size());
     for (size_t i = 0; i < batch.rows.size(); ++i) {
-      view.max_q_len = std::max(view.max_q_len, batch.q_indptr[i + 1] - batch.q_indptr[i]);
-      view.max_kv_len = std::max(view.max_kv_len, batch.kv_lens[i]);
+      view.hints.max_q_len =
+          std::max(view.hints.max_q_len, batch.q_indptr[i + 1] - batch.q_indptr[i]);
+      view.hints.max_kv_len = std::max(view.hints.max_kv_len, batch.kv_lens[i]);
     }
-    view.mode = view.max_q_len == 1 ? ForwardMode::decode : ForwardMode::extend;
-    view.q_indptr = batch.q_indptr.data();
-    view.kv_lens = batch.kv_lens.data();
-    view.request_rows = batch.rows.data();
-    view.table_rows = table_.max_requests();
-    view.request_slots = table_.data();
-    view.request_slots_stride = table_.row_stride();
-    view.out_slots = batch.out_slots.data();
-    view.state_slots = batch.state_slots.data();
+    view.mode = view.hints.max_q_len == 1 ? ForwardMode::decode : ForwardMode::extend;
+    view.q_indptr = batch.q_indptr;
+    view.kv_lens = batch.kv_lens;
+    view.request_rows = batch.rows;
+    view.table = table_.table();
+    view.out_slots = batch.out_slots;
+    view.linear.state_slots = batch.state_slots;
     return view;
   }
 

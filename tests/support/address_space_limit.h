@@ -8,7 +8,7 @@
 
 namespace fovea::test {
 
-// Limits the address space to `bytes` more than there are, while it lives.
+// While it lives, limits the address space to `bytes` more than the current size.
 class AddressSpaceLimit {
  public:
   explicit AddressSpaceLimit(size_t bytes) {

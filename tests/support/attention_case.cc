@@ -153,7 +153,7 @@ void share_prefix(const RequestData& from, int32_t tokens, RequestData& to) {
 
 // Values of a head that may turn.
 int32_t rotary_width(const AttentionSpec& spec) {
-  return is_mla(spec) ? spec.rope_dim : spec.head_dim;
+  return is_mla(spec) ? spec.mla.rope_dim : spec.head_dim;
 }
 
 RotaryTable make_rotary_table(const AttentionCase& test) {
@@ -230,33 +230,33 @@ void rotate_request(const AttentionCase& test, const RotaryTable& table, Request
 }  // namespace
 
 bool is_mla(const AttentionSpec& spec) { return spec.kind == AttentionKind::mla; }
-bool has_mla_weights(const AttentionSpec& spec) { return is_mla(spec) && spec.nope_dim > 0; }
+bool has_mla_weights(const AttentionSpec& spec) { return is_mla(spec) && spec.mla.nope_dim > 0; }
 bool is_cached(const AttentionSpec& spec) { return !is_packed(spec.scope); }
 
 int32_t q_width(const AttentionSpec& spec) {
-  return has_mla_weights(spec) ? spec.nope_dim + spec.rope_dim : spec.head_dim;
+  return has_mla_weights(spec) ? spec.mla.nope_dim + spec.mla.rope_dim : cached_key_dim(spec);
 }
 int32_t k_width(const AttentionSpec& spec) {
-  return is_mla(spec) ? spec.kv_lora_rank : spec.head_dim;
+  return is_mla(spec) ? spec.mla.kv_lora_rank : spec.head_dim;
 }
 int32_t v_width(const AttentionSpec& spec) {
-  return is_mla(spec) ? spec.rope_dim : spec.head_dim_v;
+  return is_mla(spec) ? spec.mla.rope_dim : spec.head_dim_v;
 }
 int32_t out_width(const AttentionSpec& spec) {
-  return has_mla_weights(spec) ? spec.v_dim : spec.head_dim_v;
+  return has_mla_weights(spec) ? spec.mla.v_dim : cached_value_dim(spec);
 }
 
 double softmax_scale(const AttentionSpec& spec) {
-  if (spec.softmax_scale != 0) return spec.softmax_scale;
-  return 1 / std::sqrt(is_mla(spec) ? spec.nope_dim + spec.rope_dim : spec.head_dim);
+  if (spec.scores.softmax_scale != 0) return spec.scores.softmax_scale;
+  return 1 / std::sqrt(is_mla(spec) ? spec.mla.nope_dim + spec.mla.rope_dim : spec.head_dim);
 }
 
 KvCacheSpec complete_cache(const AttentionCase& test) {
   KvCacheSpec cache = test.cache;
   cache.layers = 2;
   cache.kv_heads = test.spec.kv_heads;
-  cache.head_dim = test.spec.head_dim;
-  cache.head_dim_v = test.spec.head_dim_v;
+  cache.head_dim = cached_key_dim(test.spec);
+  cache.head_dim_v = cached_value_dim(test.spec);
   if (test.window_pool) cache.window = test.spec.window;
   return cache;
 }
@@ -306,14 +306,14 @@ CaseData make_data(const AttentionCase& test) {
       share_prefix(data.requests[owner_of(test, last, tokens - 1)], tokens, data.requests.back());
     }
   }
-  if (spec.has_sinks) {
+  if (spec.scores.has_sinks) {
     data.sinks = normal(random, static_cast<size_t>(spec.q_heads), DType::f32);
     if (test.infinite_sinks) {
       data.sinks.front() = std::numeric_limits<float>::infinity();
       data.sinks.back() = -std::numeric_limits<float>::infinity();
     }
   }
-  if (spec.has_alibi) {
+  if (spec.scores.has_alibi) {
     for (int32_t head = 0; head < spec.q_heads; ++head) {
       data.alibi_slopes.push_back(
           std::exp2(-8.0f * static_cast<float>(head + 1) / static_cast<float>(spec.q_heads)));
@@ -324,10 +324,10 @@ CaseData make_data(const AttentionCase& test) {
     for (RequestData& request : data.requests) rotate_request(test, data.rotary, request);
   }
   if (has_mla_weights(spec)) {
-    const size_t latent = static_cast<size_t>(spec.q_heads) * spec.kv_lora_rank;
-    const float deviation = 1 / std::sqrt(static_cast<float>(spec.kv_lora_rank));
-    data.w_uk = normal(random, latent * spec.nope_dim, spec.q_dtype, deviation);
-    data.w_uv = normal(random, latent * spec.v_dim, spec.q_dtype, deviation);
+    const size_t latent = static_cast<size_t>(spec.q_heads) * spec.mla.kv_lora_rank;
+    const float deviation = 1 / std::sqrt(static_cast<float>(spec.mla.kv_lora_rank));
+    data.w_uk = normal(random, latent * spec.mla.nope_dim, spec.q_dtype, deviation);
+    data.w_uv = normal(random, latent * spec.mla.v_dim, spec.q_dtype, deviation);
   }
   return data;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random operands of kernels alone.
+// Random operands for tests of kernels.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace fovea::test {
 
-// bf16 values in [-1, 1), the same for a seed everywhere.
+// Returns bf16 values in [-1, 1) that depend on the seed alone.
 inline std::vector<uint16_t> bf16_noise(size_t count, uint32_t seed) {
   std::mt19937 random(seed);
   std::vector<uint16_t> values(count);

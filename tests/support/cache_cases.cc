@@ -63,15 +63,15 @@ void fp8_products(Cases& cases) {
     test.cache.order = KvOrder::hnd;
   });
   add("cap_sinks_alibi", [](AttentionCase& test) {
-    test.spec.logit_cap = 8;
-    test.spec.has_sinks = test.spec.has_alibi = true;
+    test.spec.scores.logit_cap = 8;
+    test.spec.scores.has_sinks = test.spec.scores.has_alibi = true;
   });
   // Scales whose powers leave the range of floats: scores up to 0.74 of the cap, and past it.
   for (const float cap : {50.0f, 15.0f}) {
     add(cap == 50 ? "cap_large_codes" : "cap_far_large_codes", [cap](AttentionCase& test) {
       test.requests = {{70, 300}, {33, 33}, {1, 200}, {129, 130}};
-      test.spec.logit_cap = cap;
-      test.spec.softmax_scale = 0.125f;
+      test.spec.scores.logit_cap = cap;
+      test.spec.scores.softmax_scale = 0.125f;
       test.cache.scale = KvScale::per_tensor;
       test.large_codes = true;
     });
@@ -89,7 +89,7 @@ void fp8_products(Cases& cases) {
     test.requests = {{150, 900}, {290, 290}, {1, 700}, {70, 500}};
     test.growing_scores = true;
     test.growth_tokens = 250;
-    test.spec.softmax_scale = 0.006f;
+    test.spec.scores.softmax_scale = 0.006f;
   });
   add("growing_scores_window", [](AttentionCase& test) {
     test.requests = {{150, 900}, {290, 290}, {200, 700}};
@@ -140,8 +140,8 @@ void fp8_pages(Cases& cases) {
     test.cache.scale = KvScale::per_token_head;
   });
   add("cap_alibi", [](AttentionCase& test) {
-    test.spec.logit_cap = 8;
-    test.spec.has_alibi = true;
+    test.spec.scores.logit_cap = 8;
+    test.spec.scores.has_alibi = true;
     test.cache.scale = KvScale::per_token_head;
   });
 }
@@ -174,9 +174,9 @@ void storage(Cases& cases) {
   cases.push_back(test);
   test.name = "window_pool_page_3_sinks";
   test.cache.page_size = 3;
-  test.spec.has_sinks = true;
+  test.spec.scores.has_sinks = true;
   cases.push_back(test);
-  // What has left the window may be NaN, whatever else hides it. A GPU takes no mask here.
+  // Tokens that have left the window may be NaN, also under other masks. A GPU takes no mask here.
   for (const MaskKind mask : {MaskKind::tree, MaskKind::custom, MaskKind::multi_item}) {
     if (on_gpu()) break;
     test = mixed_case(fmt::format("window_pool_{}", name_of(mask)), 4, 2, 64);
@@ -201,7 +201,7 @@ void storage(Cases& cases) {
 // Prefixes that requests share, read once.
 void cascades(Cases& cases) {
   // Requests that share a prefix, first one level of it, then groups of three that share more, and
-  // beside them those that share too little, nothing or have many new tokens.
+  // and requests that share too little or nothing, or that have many new tokens.
   AttentionCase test = mha_case("cascade", 4, 1, 64);
   test.requests = {{1, 1800},  {1, 1699}, {3, 1720}, {1, 1700}, {1, 1900}, {1, 1696},
                    {40, 1750}, {0, 1700}, {1, 1710}, {2, 1688}, {1, 1800}};
@@ -209,13 +209,13 @@ void cascades(Cases& cases) {
   test.prefix_levels = 1;
   cases.push_back(test);
   test.name = "cascade_sinks_cap_strided";
-  test.spec.has_sinks = true;
-  test.spec.logit_cap = 20;
+  test.spec.scores.has_sinks = true;
+  test.spec.scores.logit_cap = 20;
   test.strided = true;
   cases.push_back(test);
   test.strided = false;
-  test.spec.has_sinks = false;
-  test.spec.logit_cap = 0;
+  test.spec.scores.has_sinks = false;
+  test.spec.scores.logit_cap = 0;
   for (const int32_t levels : {1, 3}) {
     test.name = fmt::format("cascade_groups_{}_levels", levels);
     test.prefix_levels = levels;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of the list of cases that is about what caches hold.
+// Cases about the contents of caches, a part of attention_cases().
 #pragma once
 
 #include <vector>
@@ -8,7 +8,7 @@
 
 namespace fovea::test {
 
-// Appends element types and scales, fp8 products, pools, rotary positions.
+// Appends cases of element types and scales, fp8 products, pools, rotary positions.
 void add_cache_cases(std::vector<AttentionCase>& cases);
 
 }  // namespace fovea::test

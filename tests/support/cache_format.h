@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a cache must hold for given inputs, written from the rules of kernels/kv_write.h alone.
+// Computes the expected contents of a cache, from the rules of kernels/kv_write.h alone.
 #pragma once
 
 #include <vector>
@@ -8,14 +8,14 @@
 
 namespace fovea::test {
 
-// The scales a caller gives to per_tensor and per_head caches.
+// Returns the scales that a caller sets in per_tensor and per_head caches.
 std::vector<float> given_k_scales(const KvCacheSpec& cache);
 std::vector<float> given_v_scales(const KvCacheSpec& cache);
 
-// One row as it lies in the cache, and what it means.
+// One stored row and its values.
 struct StoredRow {
   std::vector<char> bytes;
-  float scale = 1;             // per_token_head: stored beside the row
+  float scale = 1;             // per_token_head: stored with the row
   std::vector<double> values;  // dequantised
 };
 
@@ -23,7 +23,7 @@ struct StoredToken {
   std::vector<StoredRow> k, v;  // [kv_heads]; mla: one k, which holds latent and rotary key, no v
 };
 
-// What token `token` of `request` leaves in a cache of this format.
+// Returns the rows that a cache of this format has for token `token` of `request`.
 StoredToken store_token(const AttentionSpec& spec, const KvCacheSpec& cache,
                         const RequestData& request, int32_t token);
 

@@ -65,7 +65,7 @@ void head_shapes(Cases& cases) {
     AttentionCase test = mha_case(fmt::format("group_{}", group), group * kv_heads, kv_heads, 64);
     cases.push_back(test);
   }
-  // Those between the widths of GPU kernels are multiples of 8, too.
+  // Dims between the widths of GPU kernels are multiples of 8, too.
   constexpr int32_t kDims[][2] = {{64, 64},   {80, 80},   {96, 96},   {112, 112}, {128, 128},
                                   {192, 192}, {256, 256}, {192, 128}, {64, 128},  {40, 40},
                                   {72, 72},   {88, 88},   {104, 120}, {200, 248}};
@@ -86,7 +86,7 @@ void phases(Cases& cases) {
   test.requests = {{4, 100}, {4, 4}, {4, 65}};
   cases.push_back(test);
   test.name = "draft_extend";
-  test.mode = ForwardMode::draft_extend;
+  test.mode = ForwardMode::extend;
   test.requests = {{1, 100}, {4, 68}, {2, 2}};
   cases.push_back(test);
   test.name = "prefill";
@@ -94,7 +94,7 @@ void phases(Cases& cases) {
   test.requests = {{129, 129}, {64, 64}, {1, 1}, {17, 17}};
   cases.push_back(test);
   test.name = "prefill_scale_given";
-  test.spec.softmax_scale = 0.3f;
+  test.spec.scores.softmax_scale = 0.3f;
   cases.push_back(test);
   cases.push_back(mixed_case("mixed", 4, 2, 64));
 }
@@ -145,14 +145,14 @@ void masks(Cases& cases) {
 
 void scores(Cases& cases) {
   AttentionCase test = mixed_case("logit_cap", 4, 2, 64);
-  test.spec.logit_cap = 5;
+  test.spec.scores.logit_cap = 5;
   cases.push_back(test);
   test.name = "logit_cap_window";
   test.spec.window = 40;
   cases.push_back(test);
   // The LSE of a single key is its score: a large cap shows what its tanh loses near 0.
   test = mha_case("logit_cap_large", 8, 2, 128);
-  test.spec.logit_cap = 50;
+  test.spec.scores.logit_cap = 50;
   test.requests = {{1, 1}, {1, 2}, {2, 2}, {1, 90}};
   cases.push_back(test);
   test.name = "logit_cap_large_decode";
@@ -174,14 +174,14 @@ void scores(Cases& cases) {
     test = mha_case(fmt::format("growing_scores_scale_{}", std::lround(1000 * scale)), 8, 2, 128);
     test.growing_scores = true;
     test.growth_tokens = 250;
-    test.spec.softmax_scale = scale;
+    test.spec.scores.softmax_scale = scale;
     test.mode = ForwardMode::extend;
     test.requests = {{200, 900}, {290, 290}, {3, 700}};
     cases.push_back(test);
   }
 
   test = mixed_case("sinks", 4, 2, 64);
-  test.spec.has_sinks = true;
+  test.spec.scores.has_sinks = true;
   cases.push_back(test);
   test.name = "sinks_infinite";
   test.infinite_sinks = true;
@@ -192,7 +192,7 @@ void scores(Cases& cases) {
   cases.push_back(test);
 
   test = mixed_case("alibi", 8, 2, 64);
-  test.spec.has_alibi = true;
+  test.spec.scores.has_alibi = true;
   cases.push_back(test);
   test.name = "alibi_tree";
   test.spec.mask = MaskKind::tree;
@@ -201,8 +201,8 @@ void scores(Cases& cases) {
   cases.push_back(test);
   test.name = "everything";
   test.spec.window = 50;
-  test.spec.logit_cap = 8;
-  test.spec.has_sinks = true;
+  test.spec.scores.logit_cap = 8;
+  test.spec.scores.has_sinks = true;
   cases.push_back(test);
 }
 
@@ -218,13 +218,13 @@ void scopes(Cases& cases) {
   ragged("", [](AttentionCase&) {});
   ragged("_strided_window_sinks", [](AttentionCase& test) {
     test.spec.window = 20;
-    test.spec.has_sinks = true;
+    test.spec.scores.has_sinks = true;
     test.strided = true;
   });
   ragged("_chunk_cap_alibi", [](AttentionCase& test) {
     test.spec.chunk = 16;
-    test.spec.logit_cap = 5;
-    test.spec.has_alibi = true;
+    test.spec.scores.logit_cap = 5;
+    test.spec.scores.has_alibi = true;
   });
   ragged("_custom", [](AttentionCase& test) { test.spec.mask = MaskKind::custom; });
   ragged("_decode", [](AttentionCase& test) {
@@ -319,9 +319,9 @@ AttentionCase mixed_case(std::string name, int32_t q_heads, int32_t kv_heads, in
 AttentionCase mla_case(std::string name, int32_t q_heads) {
   AttentionCase test = mha_case(std::move(name), q_heads, 1, 576);
   test.spec.kind = AttentionKind::mla;
-  test.spec.head_dim_v = test.spec.kv_lora_rank = 512;
-  test.spec.rope_dim = 64;
-  test.spec.softmax_scale = 1 / std::sqrt(192.0f);
+  test.spec.head_dim_v = test.spec.mla.kv_lora_rank = 512;
+  test.spec.mla.rope_dim = 64;
+  test.spec.scores.softmax_scale = 1 / std::sqrt(192.0f);
   test.cache.layout = KvLayout::mla;
   return test;
 }

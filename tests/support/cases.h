@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The attention problems that every backend is held against.
+// The attention problems that every backend is tested with.
 #pragma once
 
 #include <string>
@@ -10,25 +10,25 @@
 
 namespace fovea::test {
 
-// FOVEA_TEST_SCALE, at least 1: how many times over the randomised part of the list runs, and
-// whether its largest shapes are in it (from 2 on).
+// Returns FOVEA_TEST_SCALE, at least 1: the randomised part of the list runs that many times. From
+// 2 on it includes the largest shapes.
 int test_scale();
 
-// The whole list; names are unique and made of [a-z0-9_]. At scale 1 it is bounded: the oracle
-// computes all of it in a few seconds.
+// Returns the whole list. Names are unique and consist of [a-z0-9_]. At scale 1 the oracle computes
+// all cases in a few seconds.
 std::vector<AttentionCase> attention_cases();
 
-// One case of the list above. Throws std::out_of_range when there is none of that name.
+// Returns a case of the list. Throws std::out_of_range for an unknown name.
 AttentionCase attention_case(std::string_view name);
 
-// Starting points for cases of one's own: fp32, dense pages of 16, one small ragged batch. On a GPU
-// bf16 takes fp32's place, here and in the whole list.
+// Return bases for new cases: fp32, dense pages of 16, one small ragged batch. On a GPU, bf16
+// replaces fp32, here and in the whole list.
 AttentionCase mha_case(std::string name, int32_t q_heads, int32_t kv_heads, int32_t head_dim);
 AttentionCase mla_case(std::string name, int32_t q_heads);
-// The first with a batch of decode, extend and prefill rows side by side, and all that is empty.
+// Returns the first with a batch of decode, extend, prefill and empty requests.
 AttentionCase mixed_case(std::string name, int32_t q_heads, int32_t kv_heads, int32_t head_dim);
 
-// The kinds of scales of a cache, and what cases of them are called.
+// The scales of a cache and their names in cases.
 inline constexpr KvScale kScales[] = {KvScale::none, KvScale::per_tensor, KvScale::per_head,
                                       KvScale::per_token_head};
 const char* scale_name(KvScale scale);

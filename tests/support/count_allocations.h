@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counts what a program takes from the global operator new, or lets it fail. All of its forms are
-// replaced: AddressSanitizer refuses memory of one's own form that another's operator delete gives
-// back, and std::stable_sort takes the forms that do not throw. For one source file of a program.
+// Counts allocations by the global operator new, or lets them fail. It replaces all forms of the
+// operator: AddressSanitizer refuses memory that a different form deletes, and std::stable_sort
+// uses the forms that do not throw. Include it in one source file of a program.
 #pragma once
 
 #include <atomic>
@@ -12,10 +12,10 @@
 namespace fovea::test {
 
 inline std::atomic<int64_t> allocations{0};
-inline std::atomic<int64_t> allocated_bytes{0};  // freed ones included
-// After so many allocations one fails; below 0: none.
+inline std::atomic<int64_t> allocated_bytes{0};  // includes freed bytes
+// Number of allocations before one fails; negative: none fails.
 inline std::atomic<int64_t> allocations_before_failure{-1};
-// All after that one fail, too, until allocations_before_failure is below 0 again.
+// If true, all later allocations fail, too, until allocations_before_failure is negative.
 inline std::atomic<bool> failure_lasts{false};
 
 inline void* count_allocation(size_t size, std::align_val_t alignment) noexcept {
@@ -35,7 +35,7 @@ constexpr std::align_val_t kNewAlignment{__STDCPP_DEFAULT_NEW_ALIGNMENT__};
 
 }  // namespace fovea::test
 
-// Out of line: where only one of a pair is inlined, GCC takes it for a mismatched pair.
+// Not inline: if GCC inlines only one of a pair, it warns about a mismatched pair.
 [[gnu::noinline]] void* operator new(size_t size) {
   return fovea::test::count_or_throw(size, fovea::test::kNewAlignment);
 }

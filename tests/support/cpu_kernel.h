@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A case through the CPU kernels of one instruction set, without a backend in between.
+// Runs a case by the CPU kernels of one instruction set, without a backend.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ inline kernels::cpu::AttentionShape shape_of(const AttentionSpec& spec, kernels:
   return shape;
 }
 
-// Stores the new tokens and attends, in a workspace of exactly the bytes asked for.
+// Stores the new tokens and attends, in a workspace of exactly the required bytes.
 inline Output run_cpu_kernel(const AttentionCase& test, const CaseData& data, Fill fill,
                              kernels::cpu::Isa isa, int thread_count) {
   ThreadPool threads(thread_count);

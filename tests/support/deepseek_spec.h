@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The attention layers of DeepSeek-V3 (arXiv:2412.19437), whole, and a cache of them.
+// The attention layers of DeepSeek-V3 (arXiv:2412.19437) with all heads, and their cache.
 #pragma once
 
 #include "fovea/attention_spec.h"
@@ -11,12 +11,7 @@ inline AttentionSpec deepseek_spec() {
   return {.kind = AttentionKind::mla,
           .q_heads = 128,
           .kv_heads = 1,
-          .head_dim = 576,
-          .head_dim_v = 512,
-          .kv_lora_rank = 512,
-          .rope_dim = 64,
-          .nope_dim = 128,
-          .v_dim = 128};
+          .mla = {.kv_lora_rank = 512, .rope_dim = 64, .nope_dim = 128, .v_dim = 128}};
 }
 
 inline KvCacheSpec deepseek_cache() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arrays to the GPU and back, on the null stream.
+// Copies arrays to the GPU and back, on the null stream.
 #pragma once
 
 #include <algorithm>

@@ -81,48 +81,40 @@ DeviceBatch::DeviceBatch(PackedBatch& batch, PagedStore* store)
 
 BatchView DeviceBatch::view() const {
   BatchView view = host_.view();
-  const auto move = [this](auto*& array) { array = mirror_.translate(array); };
   // A table is the store's, or one of the batch itself.
-  const auto move_table = [&](const int32_t*& array) {
-    if (array == host_.own_table()) return move(array);
-    if (array != nullptr) array = tables_->translate(array);
+  const auto move_table = [&](TokenTable& table) {
+    const bool own = table.entries == host_.own_table();
+    if (table) table.entries = (own ? mirror_ : *tables_).translate(table.entries);
   };
-  move(view.q_indptr);
-  move(view.kv_lens);
-  move(view.request_rows);
-  move(view.out_slots);
-  move(view.shared_prefix);
-  move(view.positions);
-  move(view.encoder_lens);
-  move(view.tree_mask);
-  move(view.custom_mask);
-  move(view.custom_mask_indptr);
-  move(view.spans);
-  move(view.span_indptr);
-  move(view.item_prefix_lens);
-  move(view.token_pos_in_items);
-  move_table(view.request_slots);
-  move_table(view.page_table);
-  move_table(view.encoder_slots);
-  move_table(view.encoder_page_table);
+  const auto move = [this](auto&... arrays) {
+    ((arrays =
+          arrays.empty() ? arrays : std::span(mirror_.translate(arrays.data()), arrays.size())),
+     ...);
+  };
+  move(view.q_indptr, view.kv_lens, view.request_rows, view.out_slots, view.positions,
+       view.masks.tree.ancestors, view.masks.custom.visible, view.masks.custom.indptr,
+       view.masks.spans.bounds, view.masks.spans.indptr, view.masks.items.prefix_lens,
+       view.masks.items.token_pos, view.cross.lens, view.hints.shared_prefix);
+  move_table(view.table);
+  move_table(view.cross.table);
   return view;
 }
 
 LayerTensors DeviceBatch::tensors() const {
   LayerTensors tensors = host_.tensors();
-  for (HeadRows* rows : {&tensors.q, &tensors.q_rope, &tensors.q_succ, &tensors.q_inter, &tensors.k,
-                         &tensors.v, &tensors.out}) {
+  for (HeadRows* rows : {&tensors.q, &tensors.mla.q_rope, &tensors.dual_chunk.q_succ,
+                         &tensors.dual_chunk.q_inter, &tensors.k, &tensors.v, &tensors.out}) {
     rows->data = mirror_.translate(rows->data);
   }
-  tensors.q_scale = mirror_.translate(tensors.q_scale);
+  tensors.q_scale.data = mirror_.translate(tensors.q_scale.data);
   tensors.lse = NaturalLse(mirror_.translate(tensors.lse.data));
-  tensors.sinks = mirror_.translate(tensors.sinks);
-  tensors.alibi_slopes = mirror_.translate(tensors.alibi_slopes);
+  tensors.scores.sinks = mirror_.translate(tensors.scores.sinks);
+  tensors.scores.alibi_slopes = mirror_.translate(tensors.scores.alibi_slopes);
   tensors.rotary.cos = mirror_.translate(tensors.rotary.cos);
   tensors.rotary.sin = mirror_.translate(tensors.rotary.sin);
   tensors.rotary.positions = mirror_.translate(tensors.rotary.positions);
-  tensors.mla_weights.w_uk = mirror_.translate(tensors.mla_weights.w_uk);
-  tensors.mla_weights.w_uv = mirror_.translate(tensors.mla_weights.w_uv);
+  tensors.mla.weights.w_uk = mirror_.translate(tensors.mla.weights.w_uk);
+  tensors.mla.weights.w_uv = mirror_.translate(tensors.mla.weights.w_uv);
   return tensors;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of a test and its twin on the GPU: what points into one is translated to the other.
+// Memory of a test and its copy on the GPU. Pointers into one are translated to the other.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -17,17 +17,17 @@ namespace fovea::test {
 
 using HostBlocks = std::vector<std::span<std::byte>>;
 
-// One device block per host block, between zones that nobody may write.
+// One device block per host block, between guard zones that must not be written.
 class DeviceMirror {
  public:
   explicit DeviceMirror(HostBlocks blocks);
 
-  // The same place on the device. Null stays null.
+  // Returns the same place on the device. Null stays null.
   template <typename T>
   T* translate(T* host) const {
     return static_cast<T*>(address_of(const_cast<void*>(static_cast<const void*>(host))));
   }
-  // Contents of blocks that may be other ones than those of the constructor, but not larger.
+  // Copy contents. The blocks may differ from those of the constructor but may not be larger.
   void upload(const HostBlocks& blocks) const;
   void download(const HostBlocks& blocks) const;
   ::testing::AssertionResult guards_intact() const;
@@ -39,7 +39,7 @@ class DeviceMirror {
   std::vector<gpu::DeviceBuffer> buffers_;
 };
 
-// A lent pool's twin. The pool outlives it.
+// The device copy of a lent pool, which must outlive it.
 class DevicePool : public KvPool {
  public:
   explicit DevicePool(LentPool& pool) : host_(pool), mirror_(pool.memory()) {}
@@ -52,7 +52,7 @@ class DevicePool : public KvPool {
   const int64_t* device_slot_map() const override {
     return mirror_.translate(host_.slot_map().data());
   }
-  // Brings the bytes to the host's pool.
+  // Copies the bytes to the host's pool.
   void download() const { mirror_.download(host_.memory()); }
   ::testing::AssertionResult guards_intact() const { return mirror_.guards_intact(); }
 
@@ -61,14 +61,14 @@ class DevicePool : public KvPool {
   DeviceMirror mirror_;
 };
 
-// A batch's twin.
+// The device copy of a batch.
 class DeviceBatch {
  public:
   DeviceBatch(PackedBatch& batch, PagedStore* store);
 
   BatchView view() const;
   LayerTensors tensors() const;
-  // Replaces the contents by those of a batch of at most this one's size.
+  // Replaces the contents by those of a batch that is not larger.
   void upload(PackedBatch& batch) const { mirror_.upload(batch.memory()); }
   void download(PackedBatch& batch) const { mirror_.download(batch.memory()); }
   ::testing::AssertionResult guards_intact() const { return mirror_.guards_intact(); }

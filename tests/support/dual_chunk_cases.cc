@@ -53,8 +53,8 @@ void add_dual_chunk_cases(std::vector<AttentionCase>& cases) {
     test.cache.scale = KvScale::per_head;
   });
   add("_sinks_cap_window", 40, 8, [](AttentionCase& test) {
-    test.spec.has_sinks = true;
-    test.spec.logit_cap = 5;
+    test.spec.scores.has_sinks = true;
+    test.spec.scores.logit_cap = 5;
     test.spec.window = 90;
   });
   add("_moved", 40, 8, [](AttentionCase& test) { test.moved_tokens = true; });

@@ -65,7 +65,7 @@ AssertionResult out_is_close(const AttentionSpec& spec, const OracleResult& want
                              std::span<const float> out) {
   const auto width = static_cast<size_t>(out_width(spec));
   const ErrorBudget& budget = error_budget(spec.q_dtype);
-  const bool rounded_weights = spec.logit_cap > 0 && spec.q_dtype == DType::bf16;
+  const bool rounded_weights = spec.scores.logit_cap > 0 && spec.q_dtype == DType::bf16;
   const double units = budget.units + (rounded_weights ? kRoundedWeightUnits : 0);
   const double relative = budget.times_plain * plain_out_error(want, width) + units * budget.unit;
   if (!std::isfinite(relative)) {

@@ -106,7 +106,7 @@ TEST(IsClose, OutHoldsInfinitiesAndNanToThemselves) {
   }
 }
 
-// Beside an infinity that is right, other elements and rows are judged as ever.
+// A correct infinity does not change the comparison of other elements and rows.
 TEST(IsClose, AnInfinityExcusesNoOtherElement) {
   const AttentionSpec spec = one_head_of(2);
   const float infinity = INFINITY;

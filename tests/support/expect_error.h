@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls that must throw an Error, and what it says.
+// Checks of calls that must throw an Error, and of its message.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 
 namespace fovea::test {
 
-// The message of the Error of `code` that `action` must throw.
+// Returns the message of the Error of `code` that `action` must throw.
 template <typename Action>
 std::string error_of(const Action& action, ErrorCode code = ErrorCode::invalid_argument) {
   try {
@@ -25,7 +25,7 @@ std::string error_of(const Action& action, ErrorCode code = ErrorCode::invalid_a
   return "nothing was thrown";
 }
 
-// That message holds each of `parts`.
+// Expects that message to contain each of `parts`.
 template <typename Action>
 void expect_error(ErrorCode code, std::initializer_list<std::string_view> parts,
                   const Action& action) {

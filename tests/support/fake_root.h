@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A folder that stands in for "/": what /proc and /sys say is written by the test.
+// A folder that replaces "/": the test writes the contents of /proc and /sys.
 #pragma once
 
 #include <unistd.h>

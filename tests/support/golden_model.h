@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tiny checkpoints of testdata/goldens: their weights are generated, bit for bit those that
-// tools/make_tiny_checkpoints.py gave to transformers.
+// The tiny checkpoints of testdata/goldens. Their weights are generated, bitwise equal to those
+// that tools/make_tiny_checkpoints.py gave to transformers.
 #pragma once
 
 #include <unistd.h>
@@ -33,7 +33,7 @@ inline std::vector<std::string> golden_models() {
   return names;
 }
 
-// Value `index` of the tensor: in [-1, 1), a multiple of 2^-23.
+// Returns value `index` of the tensor: in [-1, 1), a multiple of 2^-23.
 inline float golden_uniform(uint64_t seed, uint64_t index) {
   uint64_t z = seed + (index + 1) * 0x9E3779B97F4A7C15u;
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
@@ -49,7 +49,7 @@ inline uint64_t golden_seed(std::string_view name) {
 }
 
 // A folder with the config of a golden, the weights that its weights.json lists and a tokenizer.
-// Gone with the object.
+// The destructor removes it.
 class GoldenFolder {
  public:
   explicit GoldenFolder(const std::string& name) {
@@ -59,7 +59,7 @@ class GoldenFolder {
               ("fovea_golden_" + std::to_string(getpid()) + "_" + std::to_string(count++));
     fs::create_directory(folder_);
     fs::copy_file(golden_source(name) / "config.json", folder_ / "config.json");
-    // An engine reads one; the ids of the goldens are below its own.
+    // An engine needs a tokenizer; the goldens' ids are less than its special ids.
     fs::create_symlink(fs::path(FOVEA_SOURCE_DIR) / "testdata/models/llama/tokenizer.json",
                        folder_ / "tokenizer.json");
     write_weights(JsonObject::open((golden_source(name) / "weights.json").string()));
@@ -106,7 +106,7 @@ class GoldenFolder {
   std::filesystem::path folder_;
 };
 
-// Generated once in a process.
+// Generated once per process.
 inline std::string golden_folder(const std::string& name) {
   static std::map<std::string, std::unique_ptr<GoldenFolder>> folders;
   std::unique_ptr<GoldenFolder>& folder = folders[name];

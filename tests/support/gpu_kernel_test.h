@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A suite of tests over kernels of the first GPU, skipped where there is none or not the wanted
-// one.
+// A suite of tests over kernels of the first GPU. It is skipped if there is no GPU or another
+// architecture.
 #pragma once
 
 #include <gtest/gtest.h>

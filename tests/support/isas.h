@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the CPU kernels can be made to run as on this processor.
+// The instruction sets in which the CPU kernels can run on this processor.
 #pragma once
 
 #include <vector>
@@ -8,7 +8,7 @@
 
 namespace fovea::test {
 
-// The baseline, and every instruction set there is.
+// Returns the baseline and every available instruction set.
 inline std::vector<kernels::cpu::Isa> isas() {
   using kernels::cpu::Isa;
   std::vector<Isa> list = {Isa::none};

@@ -43,7 +43,7 @@ std::optional<kernels::KvWriteParams> KernelProblem::write_params() {
   params.cache = store_->pool().layer(tensors.layer);
   params.k = tensors.k;
   params.v = tensors.v;
-  params.slots = batch_->view().out_slots;
+  params.slots = batch_->view().out_slots.data();
   if (!store_->pool().slot_map().empty()) params.slot_map = store_->pool().slot_map().data();
   params.tokens = batch_->view().tokens;
   params.kv_heads = test_.spec.kv_heads;
@@ -59,10 +59,8 @@ kernels::AttentionParams KernelProblem::attention_params() {
   kernels::AttentionParams params;
   params.q = tensors.q;
   params.q_scale = tensors.q_scale;
-  params.q_scale_token_stride = tensors.q_scale_token_stride;
-  params.q_scale_head_stride = tensors.q_scale_head_stride;
-  params.q_rope = tensors.q_rope;
-  params.q_split_dim = test_.split_q ? spec.head_dim - spec.rope_dim : 0;
+  params.q_rope = tensors.mla.q_rope;
+  params.q_split_dim = test_.split_q ? spec.mla.kv_lora_rank : 0;
   if (store_) {
     params.keys.cache = store_->pool().layer(tensors.layer);
     params.keys.page_table = page_table_.data();
@@ -70,35 +68,35 @@ kernels::AttentionParams KernelProblem::attention_params() {
   } else {
     params.keys.k = tensors.k;
     params.keys.v = tensors.v;
-    params.keys.kv_indptr = view.q_indptr;
+    params.keys.kv_indptr = view.q_indptr.data();
   }
   params.out = tensors.out;
   params.lse = tensors.lse.data;
   params.requests = view.requests;
-  params.q_indptr = view.q_indptr;
+  params.q_indptr = view.q_indptr.data();
   params.kv_lens = kv_lens_.data();
   params.q_heads = spec.q_heads;
   params.kv_heads = spec.kv_heads;
-  params.head_dim = spec.head_dim;
-  params.head_dim_v = spec.head_dim_v;
+  params.head_dim = cached_key_dim(spec);
+  params.head_dim_v = cached_value_dim(spec);
   params.scale = static_cast<float>(softmax_scale(spec));
-  params.logit_cap = spec.logit_cap;
-  params.sinks = tensors.sinks;
-  params.alibi_slopes = tensors.alibi_slopes;
+  params.logit_cap = spec.scores.logit_cap;
+  params.sinks = tensors.scores.sinks;
+  params.alibi_slopes = tensors.scores.alibi_slopes;
 
   kernels::AttentionMask& mask = params.mask;
   mask.causal = is_causal(spec.scope);
   mask.window = spec.window;
   mask.chunk = spec.chunk;
-  mask.positions = view.positions;
-  mask.tree = view.tree_mask;
-  mask.custom = view.custom_mask;
-  mask.custom_indptr = view.custom_mask_indptr;
-  mask.spans = view.spans;
-  mask.span_indptr = view.span_indptr;
-  mask.item_prefix_lens = view.item_prefix_lens;
-  mask.token_pos_in_items = view.token_pos_in_items;
-  mask.token_pos_in_items_stride = view.token_pos_in_items_stride;
+  mask.positions = view.positions.data();
+  mask.tree = view.masks.tree.ancestors.data();
+  mask.custom = view.masks.custom.visible.data();
+  mask.custom_indptr = view.masks.custom.indptr.data();
+  mask.spans = view.masks.spans.bounds.data();
+  mask.span_indptr = view.masks.spans.indptr.data();
+  mask.item_prefix_lens = view.masks.items.prefix_lens.data();
+  mask.token_pos_in_items = view.masks.items.token_pos.data();
+  mask.token_pos_in_items_stride = view.masks.items.stride;
   return params;
 }
 

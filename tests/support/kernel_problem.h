@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A case as kernels take it, without a backend in between.
+// A case in the form of kernel parameters, without a backend.
 #pragma once
 
 #include <optional>
@@ -12,11 +12,11 @@
 
 namespace fovea::test {
 
-// The cases that kernels take. mla weights and rotary tables are not for them: attention is the
-// part between the two projections and after the rotation.
+// Returns the cases that kernels can run: those without mla weights and rotary tables, which
+// backends apply before and after attention.
 std::vector<AttentionCase> kernel_cases();
 
-// One batch of one of kernel_cases().
+// One batch of a case of kernel_cases().
 class KernelProblem {
  public:
   KernelProblem(const AttentionCase& test, const CaseData& data, Fill fill);
@@ -32,7 +32,7 @@ class KernelProblem {
   std::optional<PagedStore> store_;
   std::optional<PackedBatch> batch_;
   std::vector<int32_t> page_table_;
-  std::vector<int32_t> kv_lens_;  // of the keys attended to
+  std::vector<int32_t> kv_lens_;  // keys of each request
 };
 
 }  // namespace fovea::test

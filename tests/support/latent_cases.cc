@@ -59,18 +59,16 @@ void rows(Cases& cases) {
   cases.push_back(test);
 
   test = mla_case("mla_256_64", 8);
-  test.spec.kv_lora_rank = test.spec.head_dim_v = 256;
-  test.spec.head_dim = 320;
+  test.spec.mla.kv_lora_rank = 256;
   cases.push_back(test);
   test = mla_case("mla_512_0", 8);
-  test.spec.rope_dim = 0;
-  test.spec.head_dim = 512;
+  test.spec.mla.rope_dim = 0;
   cases.push_back(test);
 
   test = mla_case("mla_weights", 4);
-  test.spec.nope_dim = 128;
-  test.spec.v_dim = 128;
-  test.spec.softmax_scale = 0;
+  test.spec.mla.nope_dim = 128;
+  test.spec.mla.v_dim = 128;
+  test.spec.scores.softmax_scale = 0;
   test.requests = {{1, 70}, {9, 30}, {17, 17}, {1, 1}, {0, 0}};
   cases.push_back(test);
   test.name = "mla_weights_split_decode";
@@ -109,8 +107,8 @@ void rotations(Cases& cases) {
     test.cache.page_size = 16;
   });
   add("mla_rope_weights", [](AttentionCase& test) {
-    test.spec.nope_dim = test.spec.v_dim = 128;
-    test.spec.softmax_scale = 0;
+    test.spec.mla.nope_dim = test.spec.mla.v_dim = 128;
+    test.spec.scores.softmax_scale = 0;
   });
   base.cache.dtype = DType::f8e4m3;
   add("mla_rope_fp8_per_token",

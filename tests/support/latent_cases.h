@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of the list of cases that is about caches of latent rows.
+// Cases of caches of latent rows, a part of attention_cases().
 #pragma once
 
 #include <vector>
@@ -8,7 +8,7 @@
 
 namespace fovea::test {
 
-// Appends pages, heads, element types, trees, windows, weights and rotary positions of latent rows.
+// Appends cases of pages, heads, element types, trees, windows, weights and rotary positions.
 void add_latent_cases(std::vector<AttentionCase>& cases);
 
 }  // namespace fovea::test

@@ -22,12 +22,12 @@ std::vector<float> uniform(std::mt19937& random, size_t size, float low, float h
   return values;
 }
 
-// What enters the recurrence: convolution and SiLU of the whole sequence, or the input itself.
+// Returns the input of the recurrence: convolution and SiLU of the whole sequence, or the input.
 template <typename Real>
 std::vector<Real> convolved(const LinearCase& test, const LinearData& data,
                             const LinearSequence& sequence) {
-  const int64_t dim = conv_dim(test.spec);
-  const int64_t width = test.spec.conv_width;
+  const int64_t dim = test.spec.linear.conv_dim();
+  const int64_t width = test.spec.linear.conv_width;
   std::vector<Real> y(sequence.mixed.begin(), sequence.mixed.end());
   if (width == 0) return y;
   const auto length = static_cast<int64_t>(sequence.mixed.size()) / dim;
@@ -53,11 +53,11 @@ class Recurrence {
         data_(data),
         sequence_(sequence),
         input_(convolved<Real>(test, data, sequence)),
-        length_(static_cast<int64_t>(input_.size()) / conv_dim(spec_)) {}
+        length_(static_cast<int64_t>(input_.size()) / spec_.linear.conv_dim()) {}
 
   Expected run() {
-    out_.resize(static_cast<size_t>(length_ * spec_.kv_heads * spec_.head_dim_v));
-    for (int32_t head = 0; head < spec_.kv_heads; ++head) {
+    out_.resize(static_cast<size_t>(length_ * spec_.linear.value_heads * spec_.linear.value_dim));
+    for (int32_t head = 0; head < spec_.linear.value_heads; ++head) {
       spec_.kind == AttentionKind::mamba2 ? mamba2(head) : gated_delta_net(head);
     }
     return {out_, {}};
@@ -66,7 +66,7 @@ class Recurrence {
  private:
   // `width` values of one token, from channel `begin` on.
   std::vector<Real> part(int64_t token, int64_t begin, int32_t width) const {
-    const auto from = input_.begin() + token * conv_dim(spec_) + begin;
+    const auto from = input_.begin() + token * spec_.linear.conv_dim() + begin;
     return {from, from + width};
   }
 
@@ -84,23 +84,23 @@ class Recurrence {
   }
 
   double& out(int64_t token, int32_t head, int32_t d) {
-    return out_[(token * spec_.kv_heads + head) * spec_.head_dim_v + d];
+    return out_[(token * spec_.linear.value_heads + head) * spec_.linear.value_dim + d];
   }
 
   // S <- alpha S (I - beta k k^T) + beta v k^T with the matrix written out.
   void gated_delta_net(int32_t head) {
-    const int32_t keys = spec_.head_dim;
-    const int32_t values = spec_.head_dim_v;
-    const int64_t all_keys = int64_t{spec_.q_heads} * keys;
-    const int64_t key_head = head / (spec_.kv_heads / spec_.q_heads);
+    const int32_t keys = spec_.linear.key_dim;
+    const int32_t values = spec_.linear.value_dim;
+    const int64_t all_keys = int64_t{spec_.linear.key_heads} * keys;
+    const int64_t key_head = head / (spec_.linear.value_heads / spec_.linear.key_heads);
     std::vector<Real> state(static_cast<size_t>(values * keys), 0);
     for (int64_t t = 0; t < length_; ++t) {
       const auto q = normalised(part(t, key_head * keys, keys));
       const auto k = normalised(part(t, all_keys + key_head * keys, keys));
       const auto v = part(t, 2 * all_keys + int64_t{head} * values, values);
       const Real alpha =
-          std::exp(static_cast<Real>(sequence_.log_decay[t * spec_.kv_heads + head]));
-      const Real beta = sequence_.beta[t * spec_.kv_heads + head];
+          std::exp(static_cast<Real>(sequence_.log_decay[t * spec_.linear.value_heads + head]));
+      const Real beta = sequence_.beta[t * spec_.linear.value_heads + head];
       std::vector<Real> next(state.size(), 0);
       for (int32_t i = 0; i < values; ++i) {
         for (int32_t j = 0; j < keys; ++j) {
@@ -122,12 +122,12 @@ class Recurrence {
 
   // y_t = sum over s <= t of e^(a_s+1 + ... + a_t) dt_s (C_t . B_s) x_s, plus D x_t.
   void mamba2(int32_t head) {
-    const int32_t width = spec_.head_dim_v;
-    const int32_t states = spec_.head_dim;
-    const int64_t all_x = int64_t{spec_.kv_heads} * width;
-    const int64_t group = head / (spec_.kv_heads / spec_.q_heads);
+    const int32_t width = spec_.linear.value_dim;
+    const int32_t states = spec_.linear.key_dim;
+    const int64_t all_x = int64_t{spec_.linear.value_heads} * width;
+    const int64_t group = head / (spec_.linear.value_heads / spec_.linear.key_heads);
     const int64_t b_at = all_x + group * states;
-    const int64_t c_at = b_at + int64_t{spec_.q_heads} * states;
+    const int64_t c_at = b_at + int64_t{spec_.linear.key_heads} * states;
     for (int64_t t = 0; t < length_; ++t) {
       const auto c = part(t, c_at, states);
       std::vector<Real> y = part(t, int64_t{head} * width, width);
@@ -135,10 +135,10 @@ class Recurrence {
       Real log_decay = 0;
       for (int64_t s = t; s >= 0; --s) {
         const auto x = part(s, int64_t{head} * width, width);
-        const Real dt = sequence_.beta[s * spec_.kv_heads + head];
+        const Real dt = sequence_.beta[s * spec_.linear.value_heads + head];
         const Real weight = std::exp(log_decay) * dt * dot(c, part(s, b_at, states));
         for (int32_t d = 0; d < width; ++d) y[d] += weight * x[d];
-        log_decay += static_cast<Real>(sequence_.log_decay[s * spec_.kv_heads + head]);
+        log_decay += static_cast<Real>(sequence_.log_decay[s * spec_.linear.value_heads + head]);
       }
       for (int32_t d = 0; d < width; ++d) out(t, head, d) = static_cast<double>(y[d]);
     }
@@ -157,11 +157,11 @@ LinearCase linear_case(std::string name, AttentionKind kind, int32_t q_heads, in
   LinearCase test;
   test.name = std::move(name);
   test.spec.kind = kind;
-  test.spec.q_heads = q_heads;
-  test.spec.kv_heads = kv_heads;
-  test.spec.head_dim = 32;
-  test.spec.head_dim_v = 16;
-  test.spec.conv_width = 4;
+  test.spec.linear.key_heads = q_heads;
+  test.spec.linear.value_heads = kv_heads;
+  test.spec.linear.key_dim = 32;
+  test.spec.linear.value_dim = 16;
+  test.spec.linear.conv_width = 4;
   test.lengths = {1, 2, 3, 5, 70, 130, 16};
   return test;
 }
@@ -174,28 +174,28 @@ std::vector<LinearCase> linear_cases() {
   cases.push_back(test);
   test.name = "delta_plain";
   test.conv_bias = test.l2_normalise = false;
-  test.spec.conv_width = 0;
-  test.spec.kv_heads = 2;
+  test.spec.linear.conv_width = 0;
+  test.spec.linear.value_heads = 2;
   cases.push_back(test);
   test = linear_case("delta_odd_dims", AttentionKind::gated_delta_net, 1, 3);
-  test.spec.head_dim = 24;
-  test.spec.head_dim_v = 20;
-  test.spec.conv_width = 2;
+  test.spec.linear.key_dim = 24;
+  test.spec.linear.value_dim = 20;
+  test.spec.linear.conv_width = 2;
   cases.push_back(test);
   test = linear_case("delta_128", AttentionKind::gated_delta_net, 1, 2);
-  test.spec.head_dim = test.spec.head_dim_v = 128;
+  test.spec.linear.key_dim = test.spec.linear.value_dim = 128;
   test.lengths = {1, 9, 2};
   cases.push_back(test);
 
   test = linear_case("mamba2", AttentionKind::mamba2, 1, 4);
   cases.push_back(test);
   test.name = "mamba2_groups";
-  test.spec.q_heads = 2;
+  test.spec.linear.key_heads = 2;
   test.skip = test.conv_bias = false;
-  test.spec.head_dim_v = 64;
+  test.spec.linear.value_dim = 64;
   cases.push_back(test);
   test.name = "mamba2_no_conv";
-  test.spec.conv_width = 0;
+  test.spec.linear.conv_width = 0;
   cases.push_back(test);
 
   // More than a chunk of other kernels: 64 tokens of the delta rule, 256 of mamba2.
@@ -211,19 +211,19 @@ std::vector<LinearCase> linear_cases() {
 StateCacheSpec state_spec(const LinearCase& test) {
   StateCacheSpec state;
   state.layers = 2;
-  state.conv_dim = conv_dim(test.spec);
-  state.conv_width = std::max(1, test.spec.conv_width);
-  state.heads = test.spec.kv_heads;
-  state.rows = test.spec.head_dim_v;
-  state.columns = test.spec.head_dim;
+  state.conv_dim = test.spec.linear.conv_dim();
+  state.conv_width = std::max(1, test.spec.linear.conv_width);
+  state.heads = test.spec.linear.value_heads;
+  state.rows = test.spec.linear.value_dim;
+  state.columns = test.spec.linear.key_dim;
   return state;
 }
 
 LinearData make_data(const LinearCase& test) {
   std::mt19937 random(test.seed);
   LinearData data;
-  const auto heads = static_cast<size_t>(test.spec.kv_heads);
-  const auto dim = static_cast<size_t>(conv_dim(test.spec));
+  const auto heads = static_cast<size_t>(test.spec.linear.value_heads);
+  const auto dim = static_cast<size_t>(test.spec.linear.conv_dim());
   for (int32_t length : test.lengths) {
     LinearSequence sequence;
     const auto tokens = static_cast<size_t>(length);
@@ -234,7 +234,7 @@ LinearData make_data(const LinearCase& test) {
     sequence.beta = uniform(random, tokens * heads, 0.0f, 1.0f);
     data.sequences.push_back(std::move(sequence));
   }
-  data.conv_weight = normal(random, dim * static_cast<size_t>(test.spec.conv_width), 0.5f);
+  data.conv_weight = normal(random, dim * static_cast<size_t>(test.spec.linear.conv_width), 0.5f);
   data.conv_bias = normal(random, dim, 0.5f);
   data.skip = normal(random, heads);
   return data;

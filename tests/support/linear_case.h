@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Linear layers: whole sequences, and what they must give.
+// Linear layers: whole sequences and their expected outputs.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace fovea::test {
 struct LinearCase {
   std::string name;
   AttentionSpec spec;
-  std::vector<int32_t> lengths;  // of the sequences, from their first token
+  std::vector<int32_t> lengths;  // tokens of each sequence
   bool conv_bias = true;
   bool skip = true;          // mamba2
   bool l2_normalise = true;  // gated_delta_net
@@ -31,20 +31,20 @@ StateCacheSpec state_spec(const LinearCase& test);
 
 struct LinearSequence {
   std::vector<float> mixed;            // [length, conv_dim]
-  std::vector<float> log_decay, beta;  // [length, kv_heads]
+  std::vector<float> log_decay, beta;  // [length, value_heads]
 };
 
 struct LinearData {
   std::vector<LinearSequence> sequences;
   std::vector<float> conv_weight;  // [conv_dim, conv_width]
   std::vector<float> conv_bias;    // [conv_dim]
-  std::vector<float> skip;         // [kv_heads]
+  std::vector<float> skip;         // [value_heads]
 };
 
 LinearData make_data(const LinearCase& test);
 
-// Outputs [length, kv_heads, head_dim_v] of one sequence, by formulas that are not the kernels':
-// the delta rule as products of matrices, mamba2 as attention without softmax.
+// Returns the outputs [length, value_heads, value_dim] of one sequence, by other formulas than the
+// kernels: the delta rule as products of matrices, mamba2 as attention without softmax.
 OracleResult oracle(const LinearCase& test, const LinearData& data, size_t sequence);
 
 }  // namespace fovea::test

@@ -124,7 +124,7 @@ void long_prompts(Cases& cases) {
       test.requests = {{1030, 1100}, {131, 400}};
       for (int32_t i = 0; i < 40; ++i) test.requests.push_back({64, 64 + i});
     });
-    // Of so many tokens that a host which knows no lengths pairs row tiles.
+    // Enough tokens that a host without lengths pairs row tiles.
     add_long(cases, "own_heads_dim_192_128", 5, 5, 192, [&](AttentionCase& test) {
       test.spec.head_dim_v = 128;
       test.mode = ForwardMode::extend;
@@ -171,7 +171,7 @@ void long_split(Cases& cases) {
         [&](AttentionCase& test) { test.cache.page_size = page_size; });
   }
   add("fp16", 128, [](AttentionCase& test) { test.spec.q_dtype = test.cache.dtype = DType::f16; });
-  add("sinks", 128, [](AttentionCase& test) { test.spec.has_sinks = true; });
+  add("sinks", 128, [](AttentionCase& test) { test.spec.scores.has_sinks = true; });
   add("growing", 128, [](AttentionCase& test) { test.growing_scores = true; });
   add("growing_slowly", 128, [](AttentionCase& test) {
     test.growing_scores = true;
@@ -217,12 +217,12 @@ void long_drafts(Cases& cases) {
   add("causal", [](AttentionCase&) {});
   add("tree", [](AttentionCase& test) { test.spec.mask = MaskKind::tree; });
   add("growing_sinks",
-      [](AttentionCase& test) { test.growing_scores = test.spec.has_sinks = true; });
+      [](AttentionCase& test) { test.growing_scores = test.spec.scores.has_sinks = true; });
   add("fp8_page_1", [](AttentionCase& test) {
     test.cache.dtype = DType::f8e4m3;
     test.cache.scale = KvScale::per_token_head;
     test.cache.page_size = 1;
-    for (RequestShape& request : test.requests) request.kv_len *= 2;  // of half the bytes
+    for (RequestShape& request : test.requests) request.kv_len *= 2;  // keys have half the bytes
   });
 }
 
@@ -234,10 +234,11 @@ void long_masks(Cases& cases) {
   });
   add_long(cases, "chunk", 8, 2, 128, [](AttentionCase& test) { test.spec.chunk = 512; });
   add_long(cases, "sinks_cap", 8, 2, 128, [](AttentionCase& test) {
-    test.spec.has_sinks = true;
-    test.spec.logit_cap = 30;
+    test.spec.scores.has_sinks = true;
+    test.spec.scores.logit_cap = 30;
   });
-  add_long(cases, "alibi", 8, 2, 128, [](AttentionCase& test) { test.spec.has_alibi = true; });
+  add_long(cases, "alibi", 8, 2, 128,
+           [](AttentionCase& test) { test.spec.scores.has_alibi = true; });
   add_long(cases, "tree", 8, 2, 128, [](AttentionCase& test) {
     test.spec.mask = MaskKind::tree;
     test.mode = ForwardMode::target_verify;
@@ -294,8 +295,8 @@ void long_invariant(Cases& cases) {
   add_invariant("dim_64", 64, [](AttentionCase&) {});
   add_invariant("window", 128, [](AttentionCase& test) { test.spec.window = 1500; });
   add_invariant("sinks_cap", 128, [](AttentionCase& test) {
-    test.spec.has_sinks = true;
-    test.spec.logit_cap = 30;
+    test.spec.scores.has_sinks = true;
+    test.spec.scores.logit_cap = 30;
   });
   add_invariant("decode", 128, [](AttentionCase& test) {
     test.mode = ForwardMode::decode;
@@ -329,8 +330,8 @@ void long_fp8_caches(Cases& cases) {
     add_fp8("_window", 128, [](AttentionCase& test) { test.spec.window = 500; });
     add_fp8("_chunk", 128, [](AttentionCase& test) { test.spec.chunk = 512; });
     add_fp8("_sinks_cap_alibi", 128, [](AttentionCase& test) {
-      test.spec.has_sinks = test.spec.has_alibi = true;
-      test.spec.logit_cap = 30;
+      test.spec.scores.has_sinks = test.spec.scores.has_alibi = true;
+      test.spec.scores.logit_cap = 30;
     });
     add_fp8("_custom", 128, [](AttentionCase& test) {
       test.spec.mask = MaskKind::custom;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of the list of cases that only GPU backends are held against.
+// Cases for GPU backends only, a part of attention_cases().
 #pragma once
 
 #include <vector>
@@ -8,7 +8,7 @@
 
 namespace fovea::test {
 
-// Append requests of several tiles and CTAs: MHA, and latent rows.
+// Append cases with several tiles and CTAs: MHA, and latent rows.
 void add_long_cases(std::vector<AttentionCase>& cases);
 void add_long_latent_cases(std::vector<AttentionCase>& cases);
 

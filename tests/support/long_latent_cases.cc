@@ -45,8 +45,8 @@ void add_long_latent_cases(std::vector<AttentionCase>& cases) {
     test.mode = ForwardMode::target_verify;
   });
   const auto with_weights = [](AttentionCase& test) {
-    test.spec.nope_dim = test.spec.v_dim = 128;
-    test.spec.softmax_scale = 0;
+    test.spec.mla.nope_dim = test.spec.mla.v_dim = 128;
+    test.spec.scores.softmax_scale = 0;
   };
   add("weights", 4, ragged, with_weights);
   const auto fp8_rows = [](AttentionCase& test) {
@@ -83,7 +83,7 @@ void add_long_latent_cases(std::vector<AttentionCase>& cases) {
   add("weights_strided", 3, {{1, 300}, {40, 200}, {0, 3}}, [&](AttentionCase& test) {
     with_weights(test);
     test.strided = test.split_q = true;
-    test.spec.v_dim = 72;
+    test.spec.mla.v_dim = 72;
   });
   add("weights_prefill", 4, {{150, 150}, {1, 1}, {129, 300}}, [&](AttentionCase& test) {
     with_weights(test);

@@ -144,21 +144,21 @@ void up_project(const std::vector<float>& weight, int32_t heads, int32_t width, 
 template <typename Real>
 Keys up_projected(const AttentionSpec& spec, const CaseData& data, const Keys& stored) {
   const size_t tokens = stored.k.size() / spec.head_dim;
-  const auto k_size = static_cast<size_t>(spec.nope_dim + spec.rope_dim);
-  const auto v_size = static_cast<size_t>(spec.v_dim);
+  const auto k_size = static_cast<size_t>(spec.mla.nope_dim + spec.mla.rope_dim);
+  const auto v_size = static_cast<size_t>(spec.mla.v_dim);
   Keys keys;
   keys.heads = spec.q_heads;
   keys.k.resize(tokens * spec.q_heads * k_size);
   keys.v.resize(tokens * spec.q_heads * v_size);
-  const int32_t rank = spec.kv_lora_rank;
+  const int32_t rank = spec.mla.kv_lora_rank;
   const RowBlocks<Real> latents(stored.k.data(), tokens, spec.head_dim, rank);
-  up_project(data.w_uk, spec.q_heads, spec.nope_dim, rank, latents, k_size, keys.k);
-  up_project(data.w_uv, spec.q_heads, spec.v_dim, rank, latents, v_size, keys.v);
+  up_project(data.w_uk, spec.q_heads, spec.mla.nope_dim, rank, latents, k_size, keys.k);
+  up_project(data.w_uv, spec.q_heads, spec.mla.v_dim, rank, latents, v_size, keys.v);
   for (size_t token = 0; token < tokens; ++token) {
     const double* rope = &stored.k[token * spec.head_dim + rank];
     for (int32_t head = 0; head < spec.q_heads; ++head) {
       double* k = &keys.k[(token * spec.q_heads + head) * k_size];
-      std::copy_n(rope, spec.rope_dim, k + spec.nope_dim);
+      std::copy_n(rope, spec.mla.rope_dim, k + spec.mla.nope_dim);
     }
   }
   return keys;
@@ -200,11 +200,11 @@ class Softmax {
     if (!request_.q_scale.empty()) {
       sum *= static_cast<Real>(request_.q_scale[static_cast<size_t>(token) * spec_.q_heads + head]);
     }
-    if (spec_.logit_cap > 0) {
-      const auto cap = static_cast<Real>(spec_.logit_cap);
+    if (spec_.scores.logit_cap > 0) {
+      const auto cap = static_cast<Real>(spec_.scores.logit_cap);
       sum = cap * std::tanh(sum / cap);
     }
-    if (spec_.has_alibi) {
+    if (spec_.scores.has_alibi) {
       const int64_t distance = position_of_key(request_, key) - position_of_token(request_, token);
       sum += static_cast<Real>(data_.alibi_slopes[head]) * static_cast<Real>(distance);
     }
@@ -258,7 +258,7 @@ class Softmax {
     to.lse.push_back(seen.empty() ? -std::numeric_limits<double>::infinity()
                                   : static_cast<double>(largest + std::log(denominator)));
     // The sink is one more key whose value is zero.
-    if (spec_.has_sinks && !seen.empty()) {
+    if (spec_.scores.has_sinks && !seen.empty()) {
       denominator += std::exp(static_cast<Real>(data_.sinks[head]) - largest);
     }
     for (size_t d = 0; d < width; ++d) {
@@ -271,7 +271,7 @@ class Softmax {
   const CaseData& data_;
   const RequestData& request_;
   const int32_t key_heads_;
-  std::vector<RowBlocks<Real>> k_;  // of each key head
+  std::vector<RowBlocks<Real>> k_;  // one per key head
   const std::vector<Real> v_;       // [kv_len, key heads, width]
 };
 

@@ -190,7 +190,7 @@ void PackedBatch::add_masks(const std::vector<Piece>& pieces) {
 void PackedBatch::add_rows(const std::vector<Piece>& pieces) {
   const AttentionSpec& spec = test_.spec;
   const int32_t q_size = q_width(spec);
-  const int32_t rope = test_.split_q ? spec.rope_dim : 0;
+  const int32_t rope = test_.split_q ? spec.mla.rope_dim : 0;
   const auto rows = [&](int32_t heads, int32_t width) {
     return PackedRows(tokens_, heads, width, activation_dtype(spec), test_.strided, fill_);
   };
@@ -250,85 +250,81 @@ void PackedBatch::add_rows(const std::vector<Piece>& pieces) {
 BatchView PackedBatch::view() const {
   BatchView view;
   const PackedBatch& bounds = bounds_ ? *bounds_ : *this;
-  view.max_q_len = bounds.max_q_len_;
+  view.hints.max_q_len = bounds.max_q_len_;
   // A mixed case whose pieces are all single tokens is a decode batch.
-  view.mode =
-      test_.mode == ForwardMode::mixed && view.max_q_len == 1 ? ForwardMode::decode : test_.mode;
+  view.mode = test_.mode == ForwardMode::mixed && view.hints.max_q_len == 1 ? ForwardMode::decode
+                                                                            : test_.mode;
   view.requests = requests_;
   view.tokens = tokens_;
-  view.max_kv_len = bounds.max_kv_len_;
+  view.hints.max_kv_len = bounds.max_kv_len_;
   if (tells_host_lens_) {
-    view.host_q_lens = bounds.q_lens_.data();
-    view.host_kv_lens = bounds.kv_lens_.data();
+    view.hints.host_q_lens = bounds.q_lens_;
+    view.hints.host_kv_lens = bounds.kv_lens_;
   }
-  view.q_indptr = q_indptr_.data();
-  if (test_.spec.scope != AttentionScope::cross) view.kv_lens = kv_lens_.data();
+  view.q_indptr = q_indptr_;
+  if (test_.spec.scope != AttentionScope::cross) view.kv_lens = kv_lens_;
   if (store_) {
     add_tables(view);
-    view.request_rows = request_rows_.data();
-    view.table_rows = store_->table_rows();
-    view.out_slots = out_slots_.data();
-    if (test_.prefix_levels > 0) view.shared_prefix = shared_.data();
+    view.request_rows = request_rows_;
+    view.out_slots = out_slots_;
+    if (test_.prefix_levels > 0) view.hints.shared_prefix = shared_;
   }
-  if (test_.spec.scope == AttentionScope::cross) view.encoder_lens = encoder_lens_.data();
-  if (!positions_.empty()) view.positions = positions_.data();
+  if (test_.spec.scope == AttentionScope::cross) view.cross.lens = encoder_lens_;
+  if (!positions_.empty()) view.positions = positions_;
   switch (test_.spec.mask) {
     case MaskKind::none:
       break;
     case MaskKind::tree:
-      if (!tree_.empty()) view.tree_mask = tree_.data();
+      if (!tree_.empty()) view.masks.tree.ancestors = tree_;
       break;
     case MaskKind::custom:
-      view.custom_mask = custom_.data();
-      view.custom_mask_indptr = custom_indptr_.data();
+      view.masks.custom.visible = custom_;
+      view.masks.custom.indptr = custom_indptr_;
       break;
     case MaskKind::prefix_spans:
-      view.spans = spans_.data();
-      view.span_indptr = span_indptr_.data();
+      view.masks.spans.bounds = spans_;
+      view.masks.spans.indptr = span_indptr_;
       break;
     case MaskKind::multi_item:
-      view.item_prefix_lens = item_prefix_.data();
-      view.token_pos_in_items = pos_in_items_.data();
-      view.token_pos_in_items_stride = pos_in_items_stride_;
+      view.masks.items.prefix_lens = item_prefix_;
+      view.masks.items.token_pos = pos_in_items_;
+      view.masks.items.stride = pos_in_items_stride_;
       break;
   }
   return view;
 }
 
 void PackedBatch::add_tables(BatchView& view) const {
-  const bool cross = test_.spec.scope == AttentionScope::cross;
-  if (tables_ == Tables::pages) {
-    view.page_table = cross ? decoder_slots_.data() : store_->page_table();
-    view.page_table_stride = store_->page_table_stride();
-    if (cross) view.encoder_page_table = store_->page_table();
-    view.encoder_page_table_stride = view.page_table_stride;
-  } else {
-    view.request_slots = cross ? decoder_slots_.data() : store_->table();
-    view.request_slots_stride = store_->table_stride();
-    if (cross) view.encoder_slots = store_->table();
-    view.encoder_slots_stride = view.request_slots_stride;
-  }
+  const bool pages = tables_ == Tables::pages;
+  const TokenTable table = {.entries = pages ? store_->page_table() : store_->table(),
+                            .stride = pages ? store_->page_table_stride() : store_->table_stride(),
+                            .entry_tokens = pages ? test_.cache.page_size : 1,
+                            .rows = store_->table_rows()};
+  view.table = table;
+  if (test_.spec.scope != AttentionScope::cross) return;
+  view.cross.table = table;
+  view.table.entries = decoder_slots_.data();
 }
 
 LayerTensors PackedBatch::tensors() {
   LayerTensors tensors;
   tensors.layer = PagedStore::kLayer;
   tensors.q = q_.rows();
-  if (!q_scale_.empty()) tensors.q_scale = q_scale_.data();
-  tensors.q_scale_token_stride = test_.spec.q_heads;
-  tensors.q_scale_head_stride = 1;
-  tensors.q_rope = q_rope_.rows();
-  tensors.q_succ = q_succ_.rows();
-  tensors.q_inter = q_inter_.rows();
+  if (!q_scale_.empty()) tensors.q_scale.data = q_scale_.data();
+  tensors.q_scale.token_stride = test_.spec.q_heads;
+  tensors.q_scale.head_stride = 1;
+  tensors.mla.q_rope = q_rope_.rows();
+  tensors.dual_chunk.q_succ = q_succ_.rows();
+  tensors.dual_chunk.q_inter = q_inter_.rows();
   if (test_.spec.scope != AttentionScope::cross) {
-    tensors.k = k_.rows();
-    tensors.v = v_.rows();
+    (is_mla(test_.spec) ? tensors.mla.latent : tensors.k) = k_.rows();
+    (is_mla(test_.spec) ? tensors.mla.k_rope : tensors.v) = v_.rows();
   }
   tensors.out = out_.rows();
   tensors.lse = NaturalLse(test_.spec.needs_lse ? lse_.data() : nullptr);
   tensors.save_kv = !test_.prewritten;
-  if (test_.spec.has_sinks) tensors.sinks = sinks_.data();
-  if (test_.spec.has_alibi) tensors.alibi_slopes = alibi_slopes_.data();
+  if (test_.spec.scores.has_sinks) tensors.scores.sinks = sinks_.data();
+  if (test_.spec.scores.has_alibi) tensors.scores.alibi_slopes = alibi_slopes_.data();
   if (test_.spec.has_rope) {
     tensors.rotary = {cos_.data(),
                       sin_.data(),
@@ -338,9 +334,9 @@ LayerTensors PackedBatch::tensors() {
                       rotary_positions_.data()};
   }
   if (has_mla_weights(test_.spec)) {
-    tensors.mla_weights.dtype = test_.spec.q_dtype;
-    tensors.mla_weights.w_uk = w_uk_.data();
-    tensors.mla_weights.w_uv = w_uv_.data();
+    tensors.mla.weights.dtype = test_.spec.q_dtype;
+    tensors.mla.weights.w_uk = w_uk_.data();
+    tensors.mla.weights.w_uv = w_uv_.data();
   }
   return tensors;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Some of a case's new tokens as one batch: the arrays of a BatchView and the rows of a
-// LayerTensors, owned.
+// Some new tokens of a case as one batch. Owns the arrays of a BatchView and the rows of a
+// LayerTensors.
 #pragma once
 
 #include <cstddef>
@@ -14,16 +14,16 @@
 
 namespace fovea::test {
 
-// New tokens [begin, end) of one request. Everything before `begin` is cached by then.
+// New tokens [begin, end) of one request. Tokens before `begin` are cached already.
 struct Piece {
   size_t request = 0;
   int32_t begin = 0, end = 0;
 };
 
-// All new tokens of all requests, in order.
+// Returns all new tokens of all requests, in order.
 std::vector<Piece> whole_case(const AttentionCase& test);
 
-// Rows [token, head, width] in memory of their own.
+// Owns rows [token, head, width].
 class PackedRows {
  public:
   PackedRows() = default;
@@ -32,10 +32,10 @@ class PackedRows {
   PackedRows(int64_t tokens, int32_t heads, int32_t width, DType dtype, bool strided, Fill fill);
 
   const HeadRows& rows() const { return rows_; }
-  // One token's heads, one after the other, from and to fp32.
+  // Convert the heads of one token from and to fp32.
   void set_token(int64_t token, const float* from);
   void get_token(int64_t token, std::vector<float>& to) const;
-  // No byte outside the first `tokens` rows differs from the fill.
+  // Returns true if no byte outside the first `tokens` rows differs from the fill.
   bool untouched_outside(int64_t tokens) const;
   std::span<std::byte> memory() { return std::as_writable_bytes(std::span(bytes_)); }
 
@@ -46,16 +46,16 @@ class PackedRows {
   int fill_ = 0;
 };
 
-// What one batch gave, live rows only, widened to fp32.
+// The output of one batch in fp32, without padding.
 struct Output {
   std::vector<float> out;  // [tokens, q_heads, out_width]
   std::vector<float> lse;  // [tokens, q_heads], empty unless asked for
 };
 
-// Bit for bit.
+// Compares bitwise.
 bool same_bits(const Output& a, const Output& b);
 
-// What a batch says where its tokens are.
+// The kind of table that a batch has.
 enum class Tables : uint8_t { slots, pages };
 
 class PackedBatch {
@@ -64,18 +64,18 @@ class PackedBatch {
               const std::vector<Piece>& pieces, Fill fill);
 
   BatchView view() const;  // points into this object
-  // Passes the upper bounds of a batch that is at least as long: those of a captured pass.
+  // Passes the upper bounds of a batch that is at least as long, as in a captured pass.
   void take_bounds(const PackedBatch& longer) { bounds_ = &longer; }
-  void give(Tables tables) { tables_ = tables; }  // slots before
+  void give(Tables tables) { tables_ = tables; }  // default: slots
   void tell_host_lens() { tells_host_lens_ = true; }
   LayerTensors tensors();
   Output output() const;
-  // Rows beyond the batch's tokens and gaps between rows.
+  // Checks rows beyond the batch's tokens and gaps between rows.
   bool untouched_outside() const;
-  // Every array that view() and tensors() point into, but for the store's tables; always the same
-  // number of blocks in the same order.
+  // Returns every array that view() and tensors() point into, except the store's tables; always the
+  // same number of blocks in the same order.
   std::vector<std::span<std::byte>> memory();
-  // The bytes of those that a pass only reads: not results, nor q where it is rotated in place.
+  // Returns the bytes that a pass only reads: no results, and no q that is rotated in place.
   std::vector<std::byte> inputs();
   const int32_t* own_table() const { return decoder_slots_.data(); }
 
@@ -95,11 +95,11 @@ class PackedBatch {
   bool tells_host_lens_ = false;
   int32_t tokens_ = 0, requests_ = 0;
   int32_t max_q_len_ = 0, max_kv_len_ = 0;
-  const PackedBatch* bounds_ = nullptr;  // null: its own
+  const PackedBatch* bounds_ = nullptr;  // null: this batch
 
   std::vector<int32_t> q_indptr_, q_lens_, kv_lens_, request_rows_, encoder_lens_, positions_,
       shared_;
-  std::vector<int32_t> decoder_slots_;  // or pages; scope cross: nobody may read them
+  std::vector<int32_t> decoder_slots_;  // or pages; scope cross: must not be read
   std::vector<int64_t> out_slots_;
   std::vector<uint64_t> tree_;
   std::vector<uint8_t> custom_;

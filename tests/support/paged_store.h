@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A case's tokens in pages: a pool lent by the test, pages in random order, a request table.
+// The tokens of a case in pages: a pool lent by the test, pages in random order, a request table.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@
 
 namespace fovea::test {
 
-// Pages of reserved address space that cost memory only where they are touched.
+// Pages of reserved address space, which take memory only if touched.
 class LentPool : public KvPool {
  public:
   // page_stride in elements, 0: dense. slot_map may be empty.
@@ -29,9 +29,9 @@ class LentPool : public KvPool {
   KvLayerView layer(int32_t index) const override;
   std::span<const int64_t> slot_map() const override { return slot_map_; }
 
-  // All of the pool's bytes, scales and slot map included.
+  // Returns all bytes of the pool, including scales and slot map.
   std::vector<std::span<std::byte>> memory();
-  // Byte for byte, scales included, all layers.
+  // Compares all bytes of all layers, including scales.
   bool same_content(const LentPool& other) const;
 
  private:
@@ -40,7 +40,7 @@ class LentPool : public KvPool {
   KvCacheSpec spec_;
   int64_t pages_;
   int64_t page_stride_ = 0;
-  int64_t page_elements_ = 0;  // of K of one page and layer, without the gap behind it
+  int64_t page_elements_ = 0;  // K of one page and layer, without the following gap
   size_t block_bytes_ = 0;     // K of one layer
   size_t mapped_bytes_ = 0;
   char* memory_ = nullptr;
@@ -48,12 +48,12 @@ class LentPool : public KvPool {
   std::vector<int64_t> slot_map_;
 };
 
-// Which tokens the cache holds before the batch runs.
+// Puts the tokens into the cache that it has before the batch runs.
 enum class Written : uint8_t { before, all };
 
 class PagedStore {
  public:
-  static constexpr int32_t kLayer = 1;  // the layer the case lives in; layer 0 stays as filled
+  static constexpr int32_t kLayer = 1;  // the layer of the case; layer 0 keeps its fill
 
   PagedStore(const AttentionCase& test, const CaseData& data, Fill fill,
              Written written = Written::before);
@@ -63,14 +63,14 @@ class PagedStore {
   const int32_t* table() const { return table_.data(); }
   int32_t table_rows() const { return table_rows_; }
   int64_t table_stride() const { return table_stride_; }
-  // The same by pages.
+  // Return the same table by pages.
   const int32_t* page_table() const { return page_table_.data(); }
   int64_t page_table_stride() const { return page_table_stride_; }
   std::vector<std::span<std::byte>> tables();
   int32_t row(size_t request) const { return rows_[request]; }
   int64_t slot(size_t request, int32_t token) const { return slots_[request][token]; }
 
-  // False: forward() is to store the token.
+  // Returns false if forward() must store the token.
   static bool is_written_before(const AttentionCase& test, const RequestData& request,
                                 int32_t token);
 

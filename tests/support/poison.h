@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory whose unowned bytes would be noticed: NaN in every float format, wild in every index.
+// Memory filled so that reads of unowned bytes show: NaN in every float format, wild indices.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -14,14 +14,14 @@
 
 namespace fovea::test {
 
-// What lies where nobody has written.
+// The contents of memory that was not written.
 enum class Fill : uint8_t { zero, poison };
 
 inline constexpr uint8_t kPoisonByte = 0xff;  // NaN as fp32, fp16, bf16, e4m3 and e5m2
 
 inline int fill_byte(Fill fill) { return fill == Fill::poison ? kPoisonByte : 0; }
 
-// The index-th entry of an integer array that must not be read.
+// Returns the index-th entry of an integer array that must not be read.
 inline int32_t wild_index(size_t index) {
   constexpr std::array<int32_t, 4> kWild = {-1, std::numeric_limits<int32_t>::min(),
                                             std::numeric_limits<int32_t>::max(), 2147480000};
@@ -36,7 +36,7 @@ inline std::vector<int32_t> index_array(size_t size, Fill fill) {
   return array;
 }
 
-// Exactly `size` bytes, 64-byte aligned, between two zones that nobody may write.
+// Exactly `size` bytes, 64-byte aligned, between two guard zones that must not be written.
 class GuardedBuffer {
  public:
   GuardedBuffer(size_t size, Fill fill) : memory_(size + 2 * kGuard + kAlignment), size_(size) {

@@ -76,15 +76,15 @@ class Drawer {
 
   void draw_mla() {
     AttentionSpec& spec = test_.spec;
-    spec.kv_lora_rank = spec.head_dim_v = pick({512, 512, 256});
-    spec.rope_dim = pick({64, 64, 0});
-    spec.head_dim = spec.kv_lora_rank + spec.rope_dim;
-    add_name(fmt::format("mla_{}_{}_{}", spec.q_heads, spec.kv_lora_rank, spec.rope_dim));
-    test_.split_q = spec.rope_dim > 0 && sometimes(3, "split");
+    spec.mla.kv_lora_rank = spec.head_dim_v = pick({512, 512, 256});
+    spec.mla.rope_dim = pick({64, 64, 0});
+    spec.head_dim = spec.mla.kv_lora_rank + spec.mla.rope_dim;
+    add_name(fmt::format("mla_{}_{}_{}", spec.q_heads, spec.mla.kv_lora_rank, spec.mla.rope_dim));
+    test_.split_q = spec.mla.rope_dim > 0 && sometimes(3, "split");
     if (!sometimes(3, "weights")) return;
-    spec.nope_dim = 8 * pick({8, 16});
-    spec.v_dim = 8 * pick({8, 16});
-    spec.softmax_scale = 0;
+    spec.mla.nope_dim = 8 * pick({8, 16});
+    spec.mla.v_dim = 8 * pick({8, 16});
+    spec.scores.softmax_scale = 0;
   }
 
   void draw_types() {
@@ -122,16 +122,16 @@ class Drawer {
     }
     if (sometimes(4, "window")) spec.window = pick({1, 7, 40, 150});
     if (sometimes(6, "chunk")) spec.chunk = pick({1, 16, 100});
-    if (sometimes(5, "cap")) spec.logit_cap = static_cast<float>(pick({2, 8, 50}));
-    spec.has_sinks = sometimes(4, "sinks");
-    test_.infinite_sinks = spec.has_sinks && one_in(4);
-    spec.has_alibi = sometimes(6, "alibi");
+    if (sometimes(5, "cap")) spec.scores.logit_cap = static_cast<float>(pick({2, 8, 50}));
+    spec.scores.has_sinks = sometimes(4, "sinks");
+    test_.infinite_sinks = spec.scores.has_sinks && one_in(4);
+    spec.scores.has_alibi = sometimes(6, "alibi");
     spec.has_rope = sometimes(6, "rope");
-    const int32_t most = is_mla(spec) ? spec.rope_dim : spec.head_dim;
+    const int32_t most = is_mla(spec) ? spec.mla.rope_dim : spec.head_dim;
     if (spec.has_rope && one_in(2)) test_.rotary_dim = 4 * between(1, std::max(1, most / 4));
     test_.rope_interleaved = one_in(2);
     spec.batch_invariant = sometimes(5, "invariant");
-    if (one_in(6)) spec.softmax_scale = 0.2f;
+    if (one_in(6)) spec.scores.softmax_scale = 0.2f;
   }
 
   void draw_requests() {

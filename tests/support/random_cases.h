@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of the list of cases that nobody chose: features in any combination.
+// Random combinations of features, a part of attention_cases().
 #pragma once
 
 #include <vector>
@@ -8,8 +8,7 @@
 
 namespace fovea::test {
 
-// Appends `count` cases, the same ones every time. Each is one that selection takes for a request:
-// what is contradictory in itself is drawn again.
+// Appends `count` cases, the same every time. A combination that contradicts itself is drawn again.
 void add_random_cases(int count, std::vector<AttentionCase>& cases);
 
 }  // namespace fovea::test

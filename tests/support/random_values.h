@@ -8,7 +8,7 @@
 
 namespace fovea::test {
 
-// Uniform in [low, high), the same for the same seed.
+// Returns uniform values in [low, high) that depend on the seed alone.
 inline std::vector<float> random_values(size_t count, uint32_t seed, float low = -2,
                                         float high = 2) {
   std::mt19937 generator(seed);

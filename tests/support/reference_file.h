@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What transformers computed from the checkpoints of testdata/models and testdata/goldens.
+// Outputs of transformers for the checkpoints of testdata/models and testdata/goldens.
 #pragma once
 
 #include <cstring>
@@ -25,7 +25,7 @@ inline SafetensorsFile reference_file(const std::string& model) {
   return SafetensorsFile::open(folder + "/reference.safetensors");
 }
 
-// Empty when there is no such tensor.
+// Empty if the tensor does not exist.
 template <typename T>
 std::vector<T> values_of(const SafetensorsFile& file, const std::string& name) {
   const StoredTensor* tensor = file.find(name);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A backend under test: created, reserved in a guarded workspace of exactly the promised size.
+// A backend under test in a guarded workspace of exactly workspace_bytes().
 #pragma once
 
 #include <memory>
@@ -13,23 +13,23 @@
 namespace fovea::test {
 
 BackendRequest request_of(const AttentionCase& test, int threads = 1);
-// Whether it takes the case of cases.h of this name.
+// Returns true if the backend accepts the case of this name.
 bool serves(const BackendEntry& entry, const char* name);
-// The backends of softmax attention that run on the test device if that is a GPU, else none.
+// Returns the softmax backends of the test device if it is a GPU, else none.
 std::vector<BackendEntry> gpu_backends();
 
 class BackendUnderTest {
  public:
-  // `store` is null for uncached cases. The limits are those of the case. On a GPU the store has a
-  // twin there from now on.
+  // `store` is null for uncached cases. The limits are those of the case. On a GPU the store gets a
+  // copy there.
   BackendUnderTest(const BackendEntry& entry, const AttentionCase& test, PagedStore* store,
                    ThreadPool& threads, Fill fill = Fill::zero);
 
   AttentionBackend& backend() { return *backend_; }
-  // On a GPU the batch has a twin there while it runs. Outputs are in the batch afterwards, the
-  // cache in the store.
+  // Plans and runs the batch; on a GPU, on a copy there. Afterwards the batch has the outputs and
+  // the store the cache.
   void run(PackedBatch& batch);
-  // On a GPU: captures the first batch, then replays that graph on the contents of each.
+  // On a GPU: captures the first batch, then replays the graph with the contents of each batch.
   void replay(const std::vector<PackedBatch*>& batches);
   ::testing::AssertionResult guards_intact() const;
 
@@ -43,8 +43,8 @@ class BackendUnderTest {
   std::unique_ptr<AttentionBackend> backend_;
 };
 
-// One problem from nothing to its output: every piece list is one batch, run in order over one
-// store. Returns the outputs of the batches.
+// Runs a whole problem: every list of pieces is one batch, and all run in order over one store.
+// Returns the outputs of the batches.
 struct RunOptions {
   Fill fill = Fill::zero;
   int threads = 2;
@@ -55,7 +55,7 @@ std::vector<Output> run_batches(const BackendEntry& entry, const AttentionCase& 
                                 const std::vector<std::vector<Piece>>& batches,
                                 const RunOptions& options = {});
 
-// The whole case as one batch.
+// Runs the whole case as one batch.
 Output run_case(const BackendEntry& entry, const AttentionCase& test, const CaseData& data,
                 const RunOptions& options = {});
 

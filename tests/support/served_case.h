@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parameter of tests that run over every backend and every case of a table that it serves.
+// The parameter of tests over every backend and every case that it serves.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -20,10 +20,10 @@ struct ServedCase {
 
 void PrintTo(const ServedCase& served, std::ostream* to);
 
-// Backend by backend; none without the device to test on.
+// Returns the pairs, backend by backend; none without the test device.
 std::vector<ServedCase> served_cases(const std::vector<AttentionCase>& cases);
 
-// "flash_decode", the name of such a test.
+// Returns the name of such a test, like "flash_decode".
 std::string served_case_name(const ::testing::TestParamInfo<ServedCase>& info);
 
 }  // namespace fovea::test

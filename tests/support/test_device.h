@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the contract tests run: FOVEA_TEST_DEVICE, "cpu" (default) or "cuda".
+// The device of the contract tests: FOVEA_TEST_DEVICE, "cpu" (default) or "cuda".
 #pragma once
 
 #include <string>
@@ -9,9 +9,9 @@
 namespace fovea::test {
 
 bool on_gpu();
-// Empty: the device is there; else why the tests must be skipped.
+// Returns why the tests must be skipped; empty: the device is there.
 std::string why_no_test_device();
-// The device of every request; needs why_no_test_device() to be empty.
+// Returns the device of every request, if why_no_test_device() is empty.
 DeviceInfo test_device();
 
 }  // namespace fovea::test

@@ -22,14 +22,14 @@ void add_tile_cases(std::vector<AttentionCase>& cases) {
     add("custom", dim, [](AttentionCase& test) { test.spec.mask = MaskKind::custom; });
     add("spans", dim, [](AttentionCase& test) { test.spec.mask = MaskKind::prefix_spans; });
     add("items", dim, [](AttentionCase& test) { test.spec.mask = MaskKind::multi_item; });
-    add("cap", dim, [](AttentionCase& test) { test.spec.logit_cap = 30; });
-    add("cap_far", dim, [](AttentionCase& test) { test.spec.logit_cap = 0.5f; });
+    add("cap", dim, [](AttentionCase& test) { test.spec.scores.logit_cap = 30; });
+    add("cap_far", dim, [](AttentionCase& test) { test.spec.scores.logit_cap = 0.5f; });
     add("alibi_cap", dim, [](AttentionCase& test) {
-      test.spec.has_alibi = true;
-      test.spec.logit_cap = 80;
+      test.spec.scores.has_alibi = true;
+      test.spec.scores.logit_cap = 80;
     });
     add("alibi_window", dim, [](AttentionCase& test) {
-      test.spec.has_alibi = true;
+      test.spec.scores.has_alibi = true;
       test.spec.window = 200;
     });
     add("moved_window", dim, [](AttentionCase& test) {
@@ -86,8 +86,8 @@ void add_tile_cases(std::vector<AttentionCase>& cases) {
   });
   // Products of thousands of caps.
   add("cap_steep", 128, [](AttentionCase& test) {
-    test.spec.logit_cap = 0.002f;
-    test.spec.softmax_scale = 8;
+    test.spec.scores.logit_cap = 0.002f;
+    test.spec.scores.softmax_scale = 8;
   });
 }
 

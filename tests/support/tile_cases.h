@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Masks, soft caps and slopes over several key tiles, of which some are open to all rows of a tile,
-// others partly or to none; part of attention_cases().
+// Cases of masks, soft caps and slopes over several key tiles, some of which are visible to all
+// rows of a tile, some to a part, some to none; a part of attention_cases().
 #pragma once
 
 #include <vector>

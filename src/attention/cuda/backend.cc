@@ -21,21 +21,6 @@ namespace {
 
 namespace cuda = kernels::cuda;
 
-cuda::MaskParams mask_params(const kernels::AttentionMask& mask) {
-  return {.causal = mask.causal,
-          .window = mask.window,
-          .chunk = mask.chunk,
-          .positions = mask.positions,
-          .tree = mask.tree,
-          .custom = mask.custom,
-          .custom_indptr = mask.custom_indptr,
-          .spans = mask.spans,
-          .span_indptr = mask.span_indptr,
-          .item_prefix_lens = mask.item_prefix_lens,
-          .token_pos_in_items = mask.token_pos_in_items,
-          .token_pos_in_items_stride = mask.token_pos_in_items_stride};
-}
-
 struct Buffers {
   CudaPages pages;  // scopes with a cache
   // The same bytes, one plan being valid at a time, unless a mixed batch has both.
@@ -144,7 +129,7 @@ CudaBackend::CudaBackend(const CudaKernels& table, const BackendContext& context
   params_.head_dim = spec().head_dim;
   params_.head_dim_v = spec().head_dim_v;
   params_.scale = softmax_scale(spec());
-  params_.logit_cap = spec().logit_cap;
+  params_.logit_cap = spec().scores.logit_cap;
 }
 
 size_t CudaBackend::workspace_bytes(const BatchLimits& limits) const {
@@ -174,7 +159,7 @@ void CudaBackend::reserve(const BatchLimits& limits, std::span<std::byte> worksp
 // the device.
 void CudaBackend::plan_kernels(const BatchView& batch, cuda::PassPlan& pass) {
   const int32_t most = most_decode_tokens_;
-  int32_t longest = batch.max_q_len > 0 ? batch.max_q_len : rules_.limits.max_q_len;
+  int32_t longest = batch.hints.max_q_len > 0 ? batch.hints.max_q_len : rules_.limits.max_q_len;
   if (batch.mode == ForwardMode::decode) longest = 1;
   active_ = longest <= most ? decode_.get() : prefill_.get();
   beside_ = nullptr;
@@ -193,7 +178,7 @@ void CudaBackend::plan_kernels(const BatchView& batch, cuda::PassPlan& pass) {
     few.most_q_len = most;
     few.max_q_len = 1;  // of nearly all of them
     const bool own_keys = uses_kv_cache(spec()) && spec().scope != AttentionScope::cross;
-    if (batch.host_q_lens != nullptr && own_keys) expect_long_requests(batch, most + 1);
+    if (!batch.hints.host_q_lens.empty() && own_keys) expect_long_requests(batch, most + 1);
   }
   active_->plan(all, batch.tokens, pass);
   if (beside_ != nullptr) beside_->plan(few, batch.tokens, pass);
@@ -203,18 +188,18 @@ void CudaBackend::plan_kernels(const BatchView& batch, cuda::PassPlan& pass) {
 void CudaBackend::expect_long_requests(const BatchView& batch, int32_t least_q_len) {
   int32_t requests = 0, most_keys = 0;
   for (int32_t i = 0; i < batch.requests; ++i) {
-    if (batch.host_q_lens[i] < least_q_len) continue;
+    if (batch.hints.host_q_lens[i] < least_q_len) continue;
     ++requests;
-    most_keys = std::max(most_keys, batch.host_kv_lens[i]);
+    most_keys = std::max(most_keys, batch.hints.host_kv_lens[i]);
   }
-  prefill_->expect_keys({batch.prefix_settled, most_keys, requests});
+  prefill_->expect_keys({batch.hints.prefix_written, most_keys, requests});
 }
 
 void CudaBackend::plan(const BatchView& batch, Stream stream) {
   check_argument(reserved_, "plan() before reserve()");
   planned_ = false;
   validate_batch_shape(batch, rules_);
-  check_argument(batch.positions == nullptr || pool_ == nullptr || pool_->slot_map().empty(),
+  check_argument(batch.positions.empty() || pool_ == nullptr || pool_->slot_map().empty(),
                  "positions are given: the layers may then look back to any key, but their pool "
                  "keeps a window of {}",
                  setup_.cache.window);
@@ -224,16 +209,16 @@ void CudaBackend::plan(const BatchView& batch, Stream stream) {
   if (batch_.tokens > 0) {
     const bool cross = spec().scope == AttentionScope::cross;
     const bool cached = uses_kv_cache(spec());
-    params_.batch.q_indptr = batch.q_indptr;
-    params_.batch.kv_lens = !cached ? nullptr : cross ? batch.encoder_lens : batch.kv_lens;
+    params_.batch.q_indptr = batch.q_indptr.data();
+    params_.batch.kv_lens = !cached ? nullptr : (cross ? batch.cross.lens : batch.kv_lens).data();
     params_.batch.requests = batch.requests;
     for (cuda::AttentionKernel* kernel : {prefill_.get(), decode_.get()}) {
       if (kernel == nullptr) continue;
-      kernel->expect_keys({.prefix_settled = batch.prefix_settled && cached && !cross,
-                           .max_kv_len = cross ? 0 : batch.max_kv_len});
+      kernel->expect_keys({.prefix_settled = batch.hints.prefix_written && cached && !cross,
+                           .max_kv_len = cross ? 0 : batch.hints.max_kv_len});
     }
-    params_.batch.max_q_len = batch.mode == ForwardMode::decode ? 1 : batch.max_q_len;
-    params_.batch.mask = mask_params(batch_mask(batch, spec()));
+    params_.batch.max_q_len = batch.mode == ForwardMode::decode ? 1 : batch.hints.max_q_len;
+    params_.batch.mask = batch_mask(batch, spec());
     cascades_ = buffers_.prefixes.serves(batch);
     cuda::PlanCompany company;
     if (pool_ != nullptr) {
@@ -276,15 +261,15 @@ void CudaBackend::launch_layer(const LayerTensors& tensors, Stream stream) {
   params_.q = tensors.q.data;
   params_.q_token_stride = tensors.q.token_stride;
   params_.q_head_stride = tensors.q.head_stride;
-  params_.q_scale = tensors.q_scale;
-  params_.q_scale_token_stride = tensors.q_scale_token_stride;
-  params_.q_scale_head_stride = tensors.q_scale_head_stride;
+  params_.q_scale = tensors.q_scale.data;
+  params_.q_scale_token_stride = tensors.q_scale.token_stride;
+  params_.q_scale_head_stride = tensors.q_scale.head_stride;
   params_.out = tensors.out.data;
   params_.out_token_stride = tensors.out.token_stride;
   params_.out_head_stride = tensors.out.head_stride;
   params_.lse = tensors.lse.data;
-  params_.sinks = tensors.sinks;
-  params_.alibi_slopes = tensors.alibi_slopes;
+  params_.sinks = tensors.scores.sinks;
+  params_.alibi_slopes = tensors.scores.alibi_slopes;
   if (cascades_ && params_.lse == nullptr) params_.lse = buffers_.prefixes.own_lse();
   // The kernel that needs few SMs first: the other fills those that are left.
   if (beside_ != nullptr) beside_->attend(params_, tensors.layer, stream);

@@ -30,14 +30,14 @@ CudaPages CudaCache::carve(WorkspaceCarver& workspace, const AttentionSpec& spec
 cuda::TableWriteParams CudaCache::page_table(const BatchView& batch, const int32_t* kv_lens,
                                              const CudaPages& pages) const {
   const int32_t page_size = pool_->spec().page_size;
-  const TokenTable given = token_table(batch, spec_.scope, page_size);
+  const TokenTable& given = key_table(batch, spec_.scope);
   cuda::TableWriteParams table{};
   table.given = given.entries;
   table.given_stride = given.stride;
   table.given_end =
       static_cast<int32_t>(std::min<int64_t>(pool_slots(*pool_) / given.entry_tokens, INT32_MAX));
   table.gives_pages = given.entry_tokens > 1;
-  table.request_rows = batch.request_rows;
+  table.request_rows = batch.request_rows.data();
   table.kv_lens = kv_lens;
   table.slot_map = pool_->device_slot_map();
   table.page_table = pages.table;
@@ -55,8 +55,8 @@ void CudaCache::store(const LayerTensors& tensors, cuda::KvWriteParams layer,
   layer.k_head_stride = tensors.k.head_stride;
   layer.v_token_stride = tensors.v.token_stride;
   layer.v_head_stride = tensors.v.head_stride;
-  layer.slots = batch.out_slots;
-  layer.q_indptr = batch.q_indptr;
+  layer.slots = batch.out_slots.data();
+  layer.q_indptr = batch.q_indptr.data();
   layer.requests = batch.requests;
   if (spec_.has_rope) {
     const RotaryTensors& rotary = tensors.rotary;

@@ -98,16 +98,18 @@ cuda::KeyParams packed_keys(const LayerTensors& tensors, const BatchView& batch)
   keys.k_head_stride = tensors.k.head_stride;
   keys.v_token_stride = tensors.v.token_stride;
   keys.v_head_stride = tensors.v.head_stride;
-  keys.kv_indptr = batch.q_indptr;
+  keys.kv_indptr = batch.q_indptr.data();
   keys.page_size = 1;
   return keys;
 }
 
 void validate_alignment(const LayerTensors& tensors) {
   check_aligned("q", tensors.q);
-  check_aligned("q_rope", tensors.q_rope);
+  check_aligned("mla.q_rope", tensors.mla.q_rope);
   check_aligned("k", tensors.k);
   check_aligned("v", tensors.v);
+  check_aligned("mla.latent", tensors.mla.latent);
+  check_aligned("mla.k_rope", tensors.mla.k_rope);
   check_aligned("out", tensors.out);
 }
 

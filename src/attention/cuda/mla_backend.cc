@@ -48,7 +48,7 @@ class MlaBackend final : public AttentionBackend {
   };
 
   const AttentionSpec& spec() const { return setup_.spec; }
-  int64_t latent_values() const { return int64_t{heads_} * spec().kv_lora_rank; }
+  int64_t latent_values() const { return int64_t{heads_} * spec().mla.kv_lora_rank; }
   int32_t most_q_len(const BatchView& batch) const;
   void load_decodes(int32_t heads, std::vector<cuda::MlaDecode>& decodes) const;
   void launch_heads(const LayerTensors& tensors, const Layer& layer, Stream stream);
@@ -103,7 +103,7 @@ MlaBackend::MlaBackend(const MlaKernels& kernels, const BackendContext& context,
   gpu::KernelStore& store = cuda::kernel_store();
   cache_ = CudaCache(spec(), pool, setup_.device.sm, store);
   load_decodes(spec().q_heads, decodes_);
-  if (spec().nope_dim > 0) {
+  if (spec().mla.nope_dim > 0) {
     const auto load = [&](cuda::WeightOrder order) {
       return cuda::HeadGemm(mla_weights_setup(order, kernels, spec(), setup_.device), store);
     };
@@ -154,7 +154,7 @@ void MlaBackend::reserve(const BatchLimits& limits, std::span<std::byte> workspa
 
 int32_t MlaBackend::most_q_len(const BatchView& batch) const {
   if (batch.mode == ForwardMode::decode) return 1;
-  return batch.max_q_len > 0 ? batch.max_q_len : rules_.limits.max_q_len;
+  return batch.hints.max_q_len > 0 ? batch.hints.max_q_len : rules_.limits.max_q_len;
 }
 
 // Host figures decide which kernels run, so that a captured pass keeps them whatever lengths it is
@@ -168,21 +168,22 @@ void MlaBackend::plan(const BatchView& batch, Stream stream) {
   if (batch.mode == ForwardMode::idle || batch.requests == 0) batch_.tokens = batch_.requests = 0;
   if (batch_.tokens > 0) {
     cuda::BatchParams params{};
-    params.q_indptr = batch.q_indptr;
-    params.kv_lens = batch.kv_lens;
+    params.q_indptr = batch.q_indptr.data();
+    params.kv_lens = batch.kv_lens.data();
     params.requests = batch.requests;
     params.kv_heads = 1;
     params.mask.causal = 1;
-    params.mask.tree = spec().mask == MaskKind::tree ? batch.tree_mask : nullptr;
+    params.mask.tree = spec().mask == MaskKind::tree ? batch.masks.tree.ancestors.data() : nullptr;
     const int32_t longest = most_q_len(batch);
     if (spec().window > 0) {
-      check_argument(batch.positions == nullptr || longest <= kMaxPlaced,
+      check_argument(batch.positions.empty() || longest <= kMaxPlaced,
                      "positions are given and max_q_len is {}: with a window of {} at most {}",
                      longest, spec().window, kMaxPlaced);
       params.mask.window = spec().window;
-      params.mask.positions = batch.positions;
+      params.mask.positions = batch.positions.data();
     }
-    const int32_t most_keys = batch.max_kv_len > 0 ? batch.max_kv_len : rules_.limits.max_kv_len;
+    const int32_t most_keys =
+        batch.hints.max_kv_len > 0 ? batch.hints.max_kv_len : rules_.limits.max_kv_len;
     const MlaFormBounds bounds =
         bound_mla_forms(spec(), batch, {batch.requests, batch.tokens, longest, most_keys},
                         serves_up_projected(spec(), rules_.limits) ? prefill_->max_context() : 0);
@@ -197,8 +198,9 @@ void MlaBackend::plan(const BatchView& batch, Stream stream) {
     cuda::MlaDecode& kernel = decodes[chosen];
     plan_launches_.submit(stream, [&] {
       if (up_projects_) prefill_->plan(batch, bounds, heads_, stream);
-      kernel.plan(params, {bounds.most_absorbed, batch.max_kv_len, batch.prefix_settled},
-                  {cache_.page_table(batch, batch.kv_lens, buffers_.pages)}, stream,
+      kernel.plan(params,
+                  {bounds.most_absorbed, batch.hints.max_kv_len, batch.hints.prefix_written},
+                  {cache_.page_table(batch, batch.kv_lens.data(), buffers_.pages)}, stream,
                   up_projects_ ? prefill_->requests() : nullptr);
       if (up_projects_) prefill_->locate(layers_.front().cache, stream);
     });
@@ -235,32 +237,32 @@ void MlaBackend::launch_heads(const LayerTensors& tensors, const Layer& layer, S
   // Either form writes the rows of its own requests alone.
   if (up_projects_) prefill_->attend(tensors, layer.cache, stream);
   if (!absorbs_) return;
-  if (spec().nope_dim > 0) absorb(tensors, stream);
+  if (spec().mla.nope_dim > 0) absorb(tensors, stream);
   attend(tensors, layer.cache, stream);
-  if (spec().nope_dim > 0) project(tensors, stream);
+  if (spec().mla.nope_dim > 0) project(tensors, stream);
 }
 
 void MlaBackend::attend(const LayerTensors& tensors, cuda::MlaDecodeTensors attention,
                         Stream stream) const {
-  const bool has_weights = spec().nope_dim > 0;
+  const bool has_weights = spec().mla.nope_dim > 0;
   const HeadRows rope = rotary_queries(tensors, spec());
   attention.q_latent = has_weights ? buffers_.scratch.queries : tensors.q.data;
   attention.q_latent_token_stride = has_weights ? latent_values() : tensors.q.token_stride;
-  attention.q_latent_head_stride = has_weights ? spec().kv_lora_rank : tensors.q.head_stride;
+  attention.q_latent_head_stride = has_weights ? spec().mla.kv_lora_rank : tensors.q.head_stride;
   attention.q_rope = rope.data;
   attention.q_rope_token_stride = rope.token_stride;
   attention.q_rope_head_stride = rope.head_stride;
   attention.tokens = batch_.tokens;
   attention.out = has_weights ? buffers_.scratch.results : tensors.out.data;
   attention.out_token_stride = has_weights ? latent_values() : tensors.out.token_stride;
-  attention.out_head_stride = has_weights ? spec().kv_lora_rank : tensors.out.head_stride;
+  attention.out_head_stride = has_weights ? spec().mla.kv_lora_rank : tensors.out.head_stride;
   attention.lse = tensors.lse.data;
   active_->decode(attention, stream);
 }
 
 void MlaBackend::multiply(const cuda::HeadGemm& gemm, cuda::HeadGemmParams params,
                           Stream stream) const {
-  params.live_tokens = batch_.q_indptr + batch_.requests;
+  params.live_tokens = batch_.q_indptr.data() + batch_.requests;
   params.skip = up_projects_ ? prefill_->tokens() : nullptr;
   params.tokens = batch_.tokens;
   params.heads = heads_;
@@ -269,37 +271,37 @@ void MlaBackend::multiply(const cuda::HeadGemm& gemm, cuda::HeadGemmParams param
 
 // queries = q_nope W_UK
 void MlaBackend::absorb(const LayerTensors& tensors, Stream stream) const {
-  const MlaWeights weights = with_head_strides(tensors.mla_weights, spec());
+  const MlaWeights weights = with_head_strides(tensors.mla.weights, spec());
   cuda::HeadGemmParams params{};
   params.x = tensors.q.data;
   params.x_token_stride = tensors.q.token_stride;
   params.x_head_stride = tensors.q.head_stride;
   params.weight = weights.w_uk;
   params.weight_head_stride = weights.w_uk_head_stride;
-  params.weight_row_stride = spec().kv_lora_rank;
+  params.weight_row_stride = spec().mla.kv_lora_rank;
   params.out = buffers_.scratch.queries;
   params.out_token_stride = latent_values();
-  params.out_head_stride = spec().kv_lora_rank;
-  params.n = spec().kv_lora_rank;
-  params.k = spec().nope_dim;
+  params.out_head_stride = spec().mla.kv_lora_rank;
+  params.n = spec().mla.kv_lora_rank;
+  params.k = spec().mla.nope_dim;
   multiply(into_latent_, params, stream);
 }
 
 // out = latents W_UV
 void MlaBackend::project(const LayerTensors& tensors, Stream stream) const {
-  const MlaWeights weights = with_head_strides(tensors.mla_weights, spec());
+  const MlaWeights weights = with_head_strides(tensors.mla.weights, spec());
   cuda::HeadGemmParams params{};
   params.x = buffers_.scratch.results;
   params.x_token_stride = latent_values();
-  params.x_head_stride = spec().kv_lora_rank;
+  params.x_head_stride = spec().mla.kv_lora_rank;
   params.weight = weights.w_uv;
   params.weight_head_stride = weights.w_uv_head_stride;
-  params.weight_row_stride = spec().kv_lora_rank;
+  params.weight_row_stride = spec().mla.kv_lora_rank;
   params.out = tensors.out.data;
   params.out_token_stride = tensors.out.token_stride;
   params.out_head_stride = tensors.out.head_stride;
-  params.n = spec().v_dim;
-  params.k = spec().kv_lora_rank;
+  params.n = spec().mla.v_dim;
+  params.k = spec().mla.kv_lora_rank;
   multiply(out_of_latent_, params, stream);
 }
 

@@ -36,7 +36,7 @@ MlaCut cut_mla(const MlaSetup& setup, const BatchLimits& limits) {
   const int64_t budget = limits.workspace_budget;
   MlaCut cut{spec.q_heads, least};
   // LSEs of some heads do not lie side by side.
-  if (spec.nope_dim > 0 && !spec.needs_lse) {
+  if (spec.mla.nope_dim > 0 && !spec.needs_lse) {
     const int64_t allowed = std::max(budget, bytes_with(setup, limits, {1, least}) + budget / 4);
     while (bytes_with(setup, limits, cut) > allowed && cut.heads > 1) {
       cut.heads = fewer_heads(spec.q_heads, cut.heads);
@@ -63,15 +63,16 @@ MlaDeviceBuffers carve_mla(WorkspaceCarver& workspace, const MlaSetup& setup,
     }
   }
   buffers.work = workspace.take_bytes(work).data();
-  if (spec.nope_dim == 0) return buffers;
+  if (spec.mla.nope_dim == 0) return buffers;
   const bool up = serves_up_projected(spec, limits);
   const auto heads_of = [&](int32_t width) {
     return workspace.take<std::byte>(int64_t{limits.max_tokens} * cut.heads * width *
                                      static_cast<int64_t>(dtype_bytes(spec.q_dtype)));
   };
-  const int32_t rank = spec.kv_lora_rank;
-  buffers.scratch.queries = heads_of(up ? std::max(rank, spec.nope_dim + spec.rope_dim) : rank);
-  buffers.scratch.results = heads_of(up ? std::max(rank, spec.v_dim) : rank);
+  const int32_t rank = spec.mla.kv_lora_rank;
+  buffers.scratch.queries =
+      heads_of(up ? std::max(rank, spec.mla.nope_dim + spec.mla.rope_dim) : rank);
+  buffers.scratch.results = heads_of(up ? std::max(rank, spec.mla.v_dim) : rank);
   if (up) {
     buffers.prefill = carve_mla_prefill(workspace, *setup.kernels, spec, setup.cache.dtype,
                                         setup.device, limits, cut.room);

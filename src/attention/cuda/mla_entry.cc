@@ -40,10 +40,10 @@ void unless_listed(const List& accepted, int32_t value, std::string_view name,
 void check_dims(const BackendRequest& request, std::vector<Reason>& reasons) {
   const AttentionSpec& spec = request.spec;
   if (spec.kind != AttentionKind::mla) return;
-  unless_listed(kRanks, spec.kv_lora_rank, "kv_lora_rank", reasons);
-  unless_listed(kRopeDims, spec.rope_dim, "rope_dim", reasons);
+  unless_listed(kRanks, spec.mla.kv_lora_rank, "kv_lora_rank", reasons);
+  unless_listed(kRopeDims, spec.mla.rope_dim, "rope_dim", reasons);
   for (const auto& [name, dim] :
-       {std::pair{"nope_dim", spec.nope_dim}, std::pair{"v_dim", spec.v_dim}}) {
+       {std::pair{"nope_dim", spec.mla.nope_dim}, std::pair{"v_dim", spec.mla.v_dim}}) {
     if (dim % kProjectedGrain == 0) continue;
     reasons.push_back({RejectCode::head_dim, fmt::format("{} is {}, accepted: multiples of {}",
                                                          name, dim, kProjectedGrain)});

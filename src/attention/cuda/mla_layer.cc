@@ -27,8 +27,8 @@ void check_weight(std::string_view name, const void* data, int64_t head_stride) 
 }
 
 void check_weights(const MlaWeights& weights, const AttentionSpec& spec) {
-  if (spec.nope_dim == 0) return;
-  check_argument(weights.dtype == spec.q_dtype, "mla_weights are {}, the spec's q_dtype is {}",
+  if (spec.mla.nope_dim == 0) return;
+  check_argument(weights.dtype == spec.q_dtype, "mla.weights are {}, the spec's q_dtype is {}",
                  dtype_name(weights.dtype), dtype_name(spec.q_dtype));
   check_weight("w_uk", weights.w_uk, weights.w_uk_head_stride);
   check_weight("w_uv", weights.w_uv, weights.w_uv_head_stride);
@@ -57,8 +57,8 @@ std::vector<cuda::MlaDecodeSetup> mla_decode_setups(const MlaKernels& kernels,
        {1, kTileRows / spec.q_heads, std::numeric_limits<int32_t>::max()}) {
     const cuda::MlaDecodeSetup setup = {.family = kernels.absorbed,
                                         .q_heads = spec.q_heads,
-                                        .rank = spec.kv_lora_rank,
-                                        .rope = spec.rope_dim,
+                                        .rank = spec.mla.kv_lora_rank,
+                                        .rope = spec.mla.rope_dim,
                                         .dtype = spec.q_dtype,
                                         .cache = cache_format(cache),
                                         .scale_per_token = cache.scale == KvScale::per_token_head,
@@ -100,7 +100,7 @@ std::vector<gpu::KernelVariant> mla_variants(const MlaKernels& kernels, const At
     }
     if (heads == spec.q_heads) break;
   }
-  if (spec.nope_dim > 0) {
+  if (spec.mla.nope_dim > 0) {
     for (const cuda::WeightOrder order : {cuda::WeightOrder::kn, cuda::WeightOrder::nk}) {
       add(cuda::HeadGemm::variants(mla_weights_setup(order, kernels, spec, device)));
     }
@@ -112,11 +112,11 @@ std::vector<gpu::KernelVariant> mla_variants(const MlaKernels& kernels, const At
 cuda::KvWriteParams mla_write(const KvLayerView& view, const KvPool& pool,
                               const AttentionSpec& spec) {
   cuda::KvWriteParams write = cuda_layer(view, pool).write;
-  write.v_cache = view.k + spec.kv_lora_rank * static_cast<int64_t>(dtype_bytes(view.dtype));
+  write.v_cache = view.k + spec.mla.kv_lora_rank * static_cast<int64_t>(dtype_bytes(view.dtype));
   write.v_page_stride = view.k_page_stride;
   write.v_place_stride = view.k_token_stride;
-  write.head_dim = spec.kv_lora_rank;
-  write.head_dim_v = spec.rope_dim;
+  write.head_dim = spec.mla.kv_lora_rank;
+  write.head_dim_v = spec.mla.rope_dim;
   if (rotary_key_first(spec, view.layout)) {
     std::swap(write.k_cache, write.v_cache);
     std::swap(write.head_dim, write.head_dim_v);
@@ -127,6 +127,8 @@ cuda::KvWriteParams mla_write(const KvLayerView& view, const KvPool& pool,
 LayerTensors mla_written(const LayerTensors& tensors, const AttentionSpec& spec, KvLayout layout) {
   LayerTensors written = tensors;
   written.q = rotary_queries(tensors, spec);
+  written.k = tensors.mla.latent;
+  written.v = tensors.mla.k_rope;
   if (rotary_key_first(spec, layout)) std::swap(written.k, written.v);
   return written;
 }
@@ -145,9 +147,9 @@ cuda::MlaDecodeTensors mla_cache(const KvLayerView& view, const AttentionSpec& s
 void validate_mla_layer(const LayerTensors& tensors, const AttentionSpec& spec) {
   validate_alignment(tensors);
   if (!tensors.q) return;
-  check_argument(!tensors.q_rope || spec.rope_dim > 0,
-                 "q_rope is given, but the spec's rope_dim is 0");
-  check_weights(tensors.mla_weights, spec);
+  check_argument(!tensors.mla.q_rope || spec.mla.rope_dim > 0,
+                 "mla.q_rope is given, but the spec's rope_dim is 0");
+  check_weights(tensors.mla.weights, spec);
 }
 
 }  // namespace fovea

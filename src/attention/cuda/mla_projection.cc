@@ -12,9 +12,9 @@ namespace cuda = kernels::cuda;
 std::optional<cuda::MlaProjectSetup> project_setup(const MlaKernels& kernels,
                                                    const AttentionSpec& spec, DType stored,
                                                    const DeviceInfo& device) {
-  const cuda::MlaProjectSetup setup = {.rank = spec.kv_lora_rank,
-                                       .nope_dim = spec.nope_dim,
-                                       .v_dim = spec.v_dim,
+  const cuda::MlaProjectSetup setup = {.rank = spec.mla.kv_lora_rank,
+                                       .nope_dim = spec.mla.nope_dim,
+                                       .v_dim = spec.mla.v_dim,
                                        .dtype = spec.q_dtype,
                                        .sm = device.sm,
                                        .multiprocessors = device.cores,
@@ -55,21 +55,21 @@ void MlaProjection::run(const cuda::MlaProjectTensors& tensors, Stream stream) c
   cuda::HeadGemmParams params{};
   params.x = tensors.latents;
   params.x_token_stride = tensors.latents_row_stride;
-  params.weight_row_stride = spec_.kv_lora_rank;
+  params.weight_row_stride = spec_.mla.kv_lora_rank;
   params.live_tokens = tensors.live_rows;
   params.tokens = tensors.rows;
-  params.k = spec_.kv_lora_rank;
+  params.k = spec_.mla.kv_lora_rank;
   params.heads = tensors.heads;
   params.weight = tensors.w_uk;
   params.weight_head_stride = tensors.w_uk_head_stride;
-  params.n = spec_.nope_dim;
+  params.n = spec_.mla.nope_dim;
   params.out = tensors.keys;
   params.out_token_stride = tensors.keys_token_stride;
   params.out_head_stride = tensors.keys_head_stride;
   head_gemm_.run(params, stream);
   params.weight = tensors.w_uv;
   params.weight_head_stride = tensors.w_uv_head_stride;
-  params.n = spec_.v_dim;
+  params.n = spec_.mla.v_dim;
   params.out = tensors.values;
   params.out_token_stride = tensors.values_token_stride;
   params.out_head_stride = tensors.values_head_stride;

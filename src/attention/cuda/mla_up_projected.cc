@@ -77,13 +77,13 @@ void MlaPrefill::reserve(const BatchLimits& limits, const MlaPrefillBuffers& buf
                          const MlaScratch& scratch) {
   buffers_ = buffers;
   scratch_ = scratch;
-  const int64_t latents = gathers_ ? 0 : spec_.kv_lora_rank;
+  const int64_t latents = gathers_ ? 0 : spec_.mla.kv_lora_rank;
   const std::byte* const rotary =
       buffers.gathered + latents * static_cast<int64_t>(dtype_bytes(spec_.q_dtype));
   for (const auto& [part, workspace] : {std::pair(&new_part_, buffers.attention[0]),
                                         std::pair(&chunk_part_, buffers.attention[1])}) {
     part->attention->reserve(limits, workspace);
-    part->attention->share_keys(rotary, latents + spec_.rope_dim);
+    part->attention->share_keys(rotary, latents + spec_.mla.rope_dim);
   }
 }
 
@@ -117,12 +117,12 @@ void MlaPrefill::plan(const BatchView& batch, const MlaFormBounds& bounds, int32
   const int64_t context = std::min(bounds.rows.context, max_context());
   chunks_ = at_once_ ? 1 : static_cast<int32_t>(ceil_div(context, int64_t{chunk_part_.rows}));
   cuda::MlaFormsParams params{};
-  params.q_indptr = batch.q_indptr;
-  params.kv_lens = batch.kv_lens;
+  params.q_indptr = batch.q_indptr.data();
+  params.kv_lens = batch.kv_lens.data();
   params.requests = batch.requests;
-  params.kv_lora_rank = spec_.kv_lora_rank;
-  params.nope_dim = spec_.nope_dim;
-  params.v_dim = spec_.v_dim;
+  params.kv_lora_rank = spec_.mla.kv_lora_rank;
+  params.nope_dim = spec_.mla.nope_dim;
+  params.v_dim = spec_.mla.v_dim;
   params.least_q_len = bounds.least_q_len;
   params.by_q_len = bounds.by_q_len;
   params.at_once = at_once_;
@@ -144,8 +144,8 @@ void MlaPrefill::plan(const BatchView& batch, const MlaFormBounds& bounds, int32
     of->batch = part;
     of->batch.q_heads = of->batch.kv_heads = of->heads;
   }
-  new_part_.live_rows = batch.q_indptr + batch.requests;
-  new_part_.batch.q_indptr = new_part_.begin = batch.q_indptr;
+  new_part_.live_rows = batch.q_indptr.data() + batch.requests;
+  new_part_.batch.q_indptr = new_part_.begin = batch.q_indptr.data();
   new_part_.batch.kv_lens = buffers_.new_lens;
   new_part_.batch.mask.causal = 1;
   chunk_part_.live_rows = buffers_.live_rows;
@@ -189,16 +189,16 @@ cuda::MlaGatherParams MlaPrefill::gather_params(const Part& part,
   rows.fp8_rows = cache_.layout == KvLayout::mla_fp8_rows;
   rows.scale = cache.cache_scale;
   rows.scale_slot_stride = cache_.scale == KvScale::per_token_head ? 1 : 0;
-  rows.q_indptr = batch_.q_indptr;
-  rows.kv_lens = batch_.kv_lens;
+  rows.q_indptr = batch_.q_indptr.data();
+  rows.kv_lens = batch_.kv_lens.data();
   rows.requests = batch_.requests;
   rows.of_chunk = &part == &chunk_part_;
-  rows.row_indptr = rows.of_chunk ? buffers_.row_indptr : batch_.q_indptr;
+  rows.row_indptr = rows.of_chunk ? buffers_.row_indptr : batch_.q_indptr.data();
   rows.up_requests = buffers_.up_requests;
   rows.most_rows = part.rows;
-  rows.kv_lora_rank = spec_.kv_lora_rank;
-  rows.rope_dim = spec_.rope_dim;
-  rows.nope_dim = spec_.nope_dim;
+  rows.kv_lora_rank = spec_.mla.kv_lora_rank;
+  rows.rope_dim = spec_.mla.rope_dim;
+  rows.nope_dim = spec_.mla.nope_dim;
   rows.heads = part.heads;
   rows.rows = buffers_.gathered;
   rows.offsets = buffers_.offsets;
@@ -228,7 +228,7 @@ void MlaPrefill::attend(const LayerTensors& tensors, const cuda::MlaDecodeTensor
   gather(gather_params(new_part_, cache), stream);
   attend_rows(new_part_, tensors, cache.cache, q, result, stream);
 
-  const Result part = {dense_rows(scratch_.results, spec_.q_dtype, heads_, spec_.v_dim),
+  const Result part = {dense_rows(scratch_.results, spec_.q_dtype, heads_, spec_.mla.v_dim),
                        buffers_.part_lse};
   rows.part_lse = part.lse;
   rows.part_rows = int64_t{batch_.tokens} * heads_;
@@ -242,11 +242,11 @@ void MlaPrefill::attend(const LayerTensors& tensors, const cuda::MlaDecodeTensor
   add.part_head_stride = part.out.head_stride;
   add.part_lse = part.lse;
   add.live_rows = buffers_.live_rows;
-  add.q_indptr = batch_.q_indptr;
+  add.q_indptr = batch_.q_indptr.data();
   add.requests = batch_.requests;
   add.tokens = batch_.tokens;
   add.heads = heads_;
-  add.v_dim = spec_.v_dim;
+  add.v_dim = spec_.mla.v_dim;
   for (int32_t chunk = 0; chunk < chunks_; ++chunk) {
     rows.first_row = chunk * chunk_part_.rows;
     gather(rows, stream);
@@ -258,26 +258,26 @@ void MlaPrefill::attend(const LayerTensors& tensors, const cuda::MlaDecodeTensor
 
 // Attention reads a query as one row.
 HeadRows MlaPrefill::joined_queries(const LayerTensors& tensors, Stream stream) const {
-  if (!tensors.q_rope) return tensors.q;
+  if (!tensors.mla.q_rope) return tensors.q;
   cuda::MlaJoinParams params{};
   params.nope = tensors.q.data;
   params.nope_token_stride = tensors.q.token_stride;
   params.nope_head_stride = tensors.q.head_stride;
-  params.rope = tensors.q_rope.data;
-  params.rope_token_stride = tensors.q_rope.token_stride;
-  params.rope_head_stride = tensors.q_rope.head_stride;
+  params.rope = tensors.mla.q_rope.data;
+  params.rope_token_stride = tensors.mla.q_rope.token_stride;
+  params.rope_head_stride = tensors.mla.q_rope.head_stride;
   params.out = scratch_.queries;
   params.tokens = batch_.tokens;
   params.heads = heads_;
-  params.nope_dim = spec_.nope_dim;
-  params.rope_dim = spec_.rope_dim;
+  params.nope_dim = spec_.mla.nope_dim;
+  params.rope_dim = spec_.mla.rope_dim;
   join_.launch_overlapped({blocks(int64_t{batch_.tokens} * heads_, join_)}, params, stream);
   return dense_rows(scratch_.queries, spec_.q_dtype, heads_, key_dim(spec_));
 }
 
 void MlaPrefill::attend_rows(const Part& part, const LayerTensors& tensors, const void* cache,
                              const HeadRows& q, const Result& result, Stream stream) {
-  const MlaWeights weights = with_head_strides(tensors.mla_weights, spec_);
+  const MlaWeights weights = with_head_strides(tensors.mla.weights, spec_);
   for (int32_t head = 0; head < heads_; head += part.heads) {
     project(part, from_head(weights, head), cache, head == 0, stream);
     run(part, from_head(q, head), {from_head(result.out, head), result.lse + head}, stream);
@@ -290,10 +290,10 @@ void MlaPrefill::project(const Part& part, const MlaWeights& weights, const void
                          Stream stream) const {
   const int64_t key_width = key_dim(spec_) - shared_key_dims_;
   projection_.run({.latents = gathers_ ? cache : buffers_.gathered,
-                   .latents_row_stride = spec_.head_dim,
+                   .latents_row_stride = spec_.mla.row_dim(),
                    .offsets = buffers_.offsets,
                    .rotary = first && copies_rotary_ ? buffers_.gathered : nullptr,
-                   .rope_dim = spec_.rope_dim,
+                   .rope_dim = spec_.mla.rope_dim,
                    .w_uk = weights.w_uk,
                    .w_uv = weights.w_uv,
                    .w_uk_head_stride = weights.w_uk_head_stride,
@@ -302,8 +302,8 @@ void MlaPrefill::project(const Part& part, const MlaWeights& weights, const void
                    .keys_token_stride = key_width * part.heads,
                    .keys_head_stride = key_width,
                    .values = buffers_.values,
-                   .values_token_stride = int64_t{spec_.v_dim} * part.heads,
-                   .values_head_stride = spec_.v_dim,
+                   .values_token_stride = int64_t{spec_.mla.v_dim} * part.heads,
+                   .values_head_stride = spec_.mla.v_dim,
                    .live_rows = part.live_rows,
                    .rows = part.rows,
                    .heads = part.heads},
@@ -317,8 +317,8 @@ void MlaPrefill::run(const Part& part, const HeadRows& q, const Result& result, 
   params.keys.v = buffers_.values;
   params.keys.k_head_stride = key_dim(spec_) - shared_key_dims_;
   params.keys.k_token_stride = params.keys.k_head_stride * part.heads;
-  params.keys.v_head_stride = spec_.v_dim;
-  params.keys.v_token_stride = int64_t{spec_.v_dim} * part.heads;
+  params.keys.v_head_stride = spec_.mla.v_dim;
+  params.keys.v_token_stride = int64_t{spec_.mla.v_dim} * part.heads;
   params.keys.k_page_stride = part.rows * params.keys.k_token_stride;
   params.keys.v_page_stride = part.rows * params.keys.v_token_stride;
   params.keys.page_size = 1;
@@ -332,7 +332,7 @@ void MlaPrefill::run(const Part& part, const HeadRows& q, const Result& result, 
   params.lse = result.lse;
   params.lse_token_stride = heads_;
   params.head_dim = key_dim(spec_);
-  params.head_dim_v = spec_.v_dim;
+  params.head_dim_v = spec_.mla.v_dim;
   params.scale = softmax_scale(spec_);
   part.attention->attend(params, 0, stream);
 }

@@ -13,7 +13,7 @@ namespace {
 // Elements of what a chunk keeps of a row beside keys and values of every head: latent and rotary
 // key, or, where the latent is read in its page, the key and 8 bytes for the place.
 int64_t gathered_elements(const AttentionSpec& spec, bool gathers) {
-  return gathers ? spec.rope_dim + 4 : spec.head_dim;
+  return gathers ? spec.mla.rope_dim + 4 : spec.mla.row_dim();
 }
 
 }  // namespace
@@ -26,11 +26,11 @@ kernels::cuda::AttentionSetup mla_prefill_attention(const MlaKernels& kernels,
   setup.spec.scope = AttentionScope::encoder;
   setup.spec.q_heads = setup.spec.kv_heads = spec.q_heads;
   setup.spec.head_dim = key_dim(spec);
-  setup.spec.head_dim_v = spec.v_dim;
+  setup.spec.head_dim_v = spec.mla.v_dim;
   setup.spec.q_dtype = spec.q_dtype;
   setup.sm = device.sm;
   setup.multiprocessors = device.cores;
-  setup.shared_key_dims = spec.rope_dim;
+  setup.shared_key_dims = spec.mla.rope_dim;
   if (kernels.attention->variants(setup).empty()) setup.shared_key_dims = 0;
   return setup;
 }
@@ -47,7 +47,7 @@ RowBytes row_bytes(const MlaKernels& kernels, const AttentionSpec& spec, DType s
   const auto element = static_cast<int64_t>(dtype_bytes(spec.q_dtype));
   const int32_t shared = mla_prefill_attention(kernels, spec, device).shared_key_dims;
   return {element * gathered_elements(spec, MlaProjection::gathers(kernels, spec, stored, device)),
-          element * (key_dim(spec) + spec.v_dim - shared)};
+          element * (key_dim(spec) + spec.mla.v_dim - shared)};
 }
 
 }  // namespace
@@ -83,13 +83,13 @@ MlaPrefillBuffers carve_mla_prefill(WorkspaceCarver& workspace, const MlaKernels
   };
   const kernels::cuda::AttentionSetup setup = mla_prefill_attention(kernels, spec, device);
   if (MlaProjection::gathers(kernels, spec, stored, device)) {
-    buffers.gathered = rows_of(room.rows, spec.rope_dim);
+    buffers.gathered = rows_of(room.rows, spec.mla.rope_dim);
     buffers.offsets = workspace.take<int64_t>(room.rows);
   } else {
-    buffers.gathered = rows_of(room.rows, spec.head_dim);
+    buffers.gathered = rows_of(room.rows, spec.mla.row_dim());
   }
   buffers.keys = rows_of(room.head_rows, key_dim(spec) - setup.shared_key_dims);
-  buffers.values = rows_of(room.head_rows, spec.v_dim);
+  buffers.values = rows_of(room.head_rows, spec.mla.v_dim);
   buffers.lse = workspace.take<float>(int64_t{limits.max_tokens} * spec.q_heads);
   buffers.part_lse = workspace.take<float>(int64_t{limits.max_tokens} * spec.q_heads);
   for (std::byte*& attention : buffers.attention) {

@@ -14,7 +14,7 @@
 namespace fovea {
 
 // Columns of an up-projected key.
-inline int32_t key_dim(const AttentionSpec& spec) { return spec.nope_dim + spec.rope_dim; }
+inline int32_t key_dim(const AttentionSpec& spec) { return spec.mla.nope_dim + spec.mla.rope_dim; }
 
 // What is up-projected at a time.
 struct MlaPrefillRoom {

@@ -22,10 +22,10 @@ void CudaPrefixes::carve(WorkspaceCarver& workspace, const CudaKernels& table,
                          const cuda::AttentionSetup& setup, const BatchLimits& limits) {
   levels_ = prefix_levels(table, setup.spec, limits);
   if (levels_ == 0) return;
-  rule_ = {most_prefix_q_len(setup.spec), min_saved_keys(setup.cache, limits)};
+  rule_ = {max_prefix_q_len(setup.spec), min_saved_keys(setup.cache, limits)};
   row_tile_ = table.groups->row_tile;
   limits_ = limits;
-  limits_.max_tokens = most_prefix_tokens(setup.spec, limits);
+  limits_.max_tokens = max_prefix_tokens(setup.spec, limits);
   const int64_t requests = limits.max_requests;
   const int64_t rows = int64_t{limits_.max_tokens} * setup.spec.q_heads;
   level_bytes_ = static_cast<int64_t>(
@@ -78,16 +78,16 @@ void CudaPrefixes::find_groups(const BatchView& batch, cuda::BatchParams& params
   cuda::PrefixGroupsParams& prefixes = company.prefixes;
   prefixes.q_indptr = params.q_indptr;
   prefixes.kv_lens = params.kv_lens;
-  prefixes.shared_prefix = batch.shared_prefix;
+  prefixes.shared_prefix = batch.hints.shared_prefix.data();
   for (int32_t i = 0; i < levels_; ++i) prefixes.groups[i] = level_[i].groups;
   prefixes.first_keys = first_keys_;
   prefixes.scratch = scratch_;
   prefixes.requests = params.requests;
-  prefixes.max_q_len = rule_.most_q_len;
+  prefixes.max_q_len = rule_.max_q_len;
   prefixes.tile_tokens = std::max(row_tile_ / group, 1);
   prefixes.min_prefix = kMinPrefix;
-  prefixes.min_saved = rule_.least_saved;
-  prefixes.more_saved = more_saved(rule_.least_saved);
+  prefixes.min_saved = rule_.min_saved;
+  prefixes.more_saved = extra_saved(rule_.min_saved);
   prefixes.levels = levels_;
   company.level_bytes = level_bytes_;
   params.mask.first_keys = first_keys_;

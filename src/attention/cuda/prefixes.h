@@ -35,8 +35,8 @@ class CudaPrefixes {
 
   // Whether a batch's prefixes are looked at.
   bool serves(const BatchView& batch) const {
-    return levels_ > 0 && batch.shared_prefix != nullptr && batch.tokens <= limits_.max_tokens &&
-           most_saved_keys(batch, limits_) >= rule_.least_saved;
+    return levels_ > 0 && !batch.hints.shared_prefix.empty() &&
+           batch.tokens <= limits_.max_tokens && max_saved_keys(batch, limits_) >= rule_.min_saved;
   }
   // Before the pass is planned: makes its launches find the groups, and gives the `params` of the
   // last pass the first keys that are in none.

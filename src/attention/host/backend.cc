@@ -84,20 +84,20 @@ void HostBackend::forward(const LayerTensors& layer, Stream) {
   name_memory([&] { run_layer(layer); }, "backend '{}' over {} tokens", name(), batch_.tokens);
 }
 
-void HostBackend::store(const LayerTensors& layer, const KvLayerView& cache, int32_t k_dim,
-                        int32_t v_dim) {
+void HostBackend::store(const LayerTensors& layer, const KvLayerView& cache) {
   if (!stores(layer)) return;
+  const bool mla = spec().kind == AttentionKind::mla;
   const std::span<const int64_t> slot_map = pool_->slot_map();
   kernels::KvWriteParams write;
   write.cache = cache;
-  write.k = layer.k;
-  write.v = layer.v;
-  write.slots = batch_.out_slots;
+  write.k = mla ? layer.mla.latent : layer.k;
+  write.v = mla ? layer.mla.k_rope : layer.v;
+  write.slots = batch_.out_slots.data();
   write.slot_map = slot_map.empty() ? nullptr : slot_map.data();
   write.tokens = batch_.tokens;
   write.kv_heads = spec().kv_heads;
-  write.head_dim = k_dim;
-  write.head_dim_v = v_dim;
+  write.head_dim = mla ? spec().mla.kv_lora_rank : spec().head_dim;
+  write.head_dim_v = mla ? spec().mla.rope_dim : spec().head_dim_v;
   kernels().kv_write(write, *threads_);
 }
 

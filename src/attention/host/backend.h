@@ -71,8 +71,8 @@ class HostBackend : public AttentionBackend {
   StatePool* states() const { return states_; }
   ThreadPool& threads() const { return *threads_; }
 
-  // Stores the layer's k and v, of which `k_dim` and `v_dim` values arrive per head.
-  void store(const LayerTensors& layer, const KvLayerView& cache, int32_t k_dim, int32_t v_dim);
+  // Writes the layer's k and v (mla: latent and rotary key) to the batch's out_slots.
+  void store(const LayerTensors& layer, const KvLayerView& cache);
 
  private:
   HostShape shape_;

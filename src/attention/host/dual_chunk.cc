@@ -57,8 +57,8 @@ kernels::AttentionParams HostDualChunk::params_of(const kernels::AttentionParams
                                                   int32_t pass) const {
   kernels::AttentionParams params = batch;
   params.mask.chunk = chunks_.length();
-  params.mask.nearest_chunk = pass;
-  params.mask.farthest_chunk = pass + 1 == kPasses ? std::numeric_limits<int32_t>::max() : pass;
+  params.chunks.nearest = pass;
+  params.chunks.farthest = pass + 1 == kPasses ? std::numeric_limits<int32_t>::max() : pass;
   return params;
 }
 
@@ -96,10 +96,10 @@ LayerTensors HostDualChunk::rotated(const LayerTensors& layer,
     kernels::rotate_heads({rotary, from, to, tokens, heads, shape_.head_dim}, threads);
   };
   if (layer.q) {
-    turned.q_succ = q_succ_;
-    turned.q_inter = q_inter_;
-    rotate(succ, layer.q, turned.q_succ, shape_.q_heads);
-    rotate(inter, layer.q, turned.q_inter, shape_.q_heads);
+    turned.dual_chunk.q_succ = q_succ_;
+    turned.dual_chunk.q_inter = q_inter_;
+    rotate(succ, layer.q, turned.dual_chunk.q_succ, shape_.q_heads);
+    rotate(inter, layer.q, turned.dual_chunk.q_inter, shape_.q_heads);
     rotate(own, layer.q, turned.q, shape_.q_heads);  // the last, in place
   }
   if (stores(layer)) {

@@ -9,8 +9,8 @@ namespace {
 
 float* carve_convolved(WorkspaceCarver& workspace, const HostShape& shape,
                        const BatchLimits& limits) {
-  if (shape.spec.conv_width == 0) return nullptr;
-  return workspace.take<float>(int64_t{limits.max_tokens} * conv_dim(shape.spec));
+  if (shape.spec.linear.conv_width == 0) return nullptr;
+  return workspace.take<float>(int64_t{limits.max_tokens} * shape.spec.linear.conv_dim());
 }
 
 class HostLinear final : public HostBackend {
@@ -28,14 +28,14 @@ class HostLinear final : public HostBackend {
   }
 
   void plan_batch(const BatchView& batch) override {
-    state_batch_ = {batch.requests, batch.q_indptr, batch.kv_lens, batch.state_slots,
-                    batch.snapshot_slots};
+    state_batch_ = {batch.requests, batch.q_indptr.data(), batch.kv_lens.data(),
+                    batch.linear.state_slots.data(), batch.linear.snapshot_slots.data()};
   }
 
   void run_layer(const LayerTensors& layer) override {
     const StateLayerView state = states()->layer(layer.layer);
     const float* mixed = layer.linear.mixed;
-    if (spec().conv_width > 0) {
+    if (spec().linear.conv_width > 0) {
       convolve(layer.linear, state);
       mixed = convolved_;
     }
@@ -55,8 +55,8 @@ class HostLinear final : public HostBackend {
     conv.state = state.conv;
     conv.state_slot_stride = state.conv_slot_stride;
     conv.y = convolved_;
-    conv.dim = conv_dim(spec());
-    conv.width = spec().conv_width;
+    conv.dim = spec().linear.conv_dim();
+    conv.width = spec().linear.conv_width;
     kernels().causal_conv(conv, threads());
   }
 
@@ -71,10 +71,10 @@ class HostLinear final : public HostBackend {
     params.state_slot_stride = state.state_slot_stride;
     params.out = static_cast<float*>(layer.out.data);
     params.out_token_stride = layer.out.token_stride;
-    params.key_heads = spec().q_heads;
-    params.value_heads = spec().kv_heads;
-    params.key_dim = spec().head_dim;
-    params.value_dim = spec().head_dim_v;
+    params.key_heads = spec().linear.key_heads;
+    params.value_heads = spec().linear.value_heads;
+    params.key_dim = spec().linear.key_dim;
+    params.value_dim = spec().linear.value_dim;
     params.scale = softmax_scale(spec());
     params.l2_normalise_qk = layer.linear.l2_normalise_qk;
     kernels().gated_delta_net(params, threads());
@@ -91,10 +91,10 @@ class HostLinear final : public HostBackend {
     params.state_slot_stride = state.state_slot_stride;
     params.out = static_cast<float*>(layer.out.data);
     params.out_token_stride = layer.out.token_stride;
-    params.heads = spec().kv_heads;
-    params.groups = spec().q_heads;
-    params.head_dim = spec().head_dim_v;
-    params.state_dim = spec().head_dim;
+    params.heads = spec().linear.value_heads;
+    params.groups = spec().linear.key_heads;
+    params.head_dim = spec().linear.value_dim;
+    params.state_dim = spec().linear.key_dim;
     kernels().mamba2(params, threads());
   }
 

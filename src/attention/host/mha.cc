@@ -72,14 +72,14 @@ class HostMha final : public HostBackend {
   void plan_batch(const BatchView& batch) override {
     params_ = {};
     params_.requests = batch.requests;
-    params_.q_indptr = batch.q_indptr;
+    params_.q_indptr = batch.q_indptr.data();
     params_.q_heads = spec().q_heads;
     params_.kv_heads = spec().kv_heads;
     params_.head_dim = spec().head_dim;
     params_.head_dim_v = spec().head_dim_v;
     params_.mask = batch_mask(batch, spec());
     params_.scale = softmax_scale(spec());
-    params_.logit_cap = spec().logit_cap;
+    params_.logit_cap = spec().scores.logit_cap;
     if (uses_kv_cache(spec())) {
       plan_cached_keys(batch);
     } else {
@@ -93,7 +93,7 @@ class HostMha final : public HostBackend {
 
   void plan_cached_keys(const BatchView& batch) {
     const bool cross = spec().scope == AttentionScope::cross;
-    params_.kv_lens = cross ? batch.encoder_lens : batch.kv_lens;
+    params_.kv_lens = (cross ? batch.cross.lens : batch.kv_lens).data();
     build_batch_pages(batch, spec(), *pool(), buffers_.pages);
     params_.keys.page_table = buffers_.pages.table;
     params_.keys.page_table_stride = buffers_.pages.stride;
@@ -105,7 +105,7 @@ class HostMha final : public HostBackend {
       buffers_.kv_lens[request] = batch.q_indptr[request + 1] - batch.q_indptr[request];
     }
     params_.kv_lens = buffers_.kv_lens;
-    params_.keys.kv_indptr = batch.q_indptr;
+    params_.keys.kv_indptr = batch.q_indptr.data();
   }
 
   // Rotates q in place; returns the layer with k rotated in the workspace.
@@ -129,7 +129,7 @@ class HostMha final : public HostBackend {
     const LayerTensors layer = spec().has_rope ? rotated(given) : given;
     if (uses_kv_cache(spec())) {
       params_.keys.cache = pool()->layer(layer.layer);
-      store(layer, params_.keys.cache, spec().head_dim, spec().head_dim_v);
+      store(layer, params_.keys.cache);
     } else {
       params_.keys.k = layer.k;
       params_.keys.v = layer.v;
@@ -137,14 +137,13 @@ class HostMha final : public HostBackend {
     if (!layer.q) return;
     params_.q = layer.q;
     params_.q_scale = layer.q_scale;
-    params_.q_scale_token_stride = layer.q_scale_token_stride;
-    params_.q_scale_head_stride = layer.q_scale_head_stride;
     params_.out = layer.out;
     params_.lse = layer.lse.data;
-    params_.sinks = layer.sinks;
-    params_.alibi_slopes = layer.alibi_slopes;
+    params_.sinks = layer.scores.sinks;
+    params_.alibi_slopes = layer.scores.alibi_slopes;
     if (spec().dual_chunk) {
-      buffers_.dual_chunk.run(params_, layer.q_succ, layer.q_inter, threads());
+      buffers_.dual_chunk.run(params_, layer.dual_chunk.q_succ, layer.dual_chunk.q_inter,
+                              threads());
     } else if (cascades_) {
       buffers_.prefixes.run(params_, schedule_, threads());
     } else {

@@ -31,7 +31,8 @@ MlaBuffers carve_mla(WorkspaceCarver& workspace, const HostShape& shape, const B
   MlaBuffers buffers;
   buffers.pages = carve_page_table(workspace, limits, shape.cache.page_size);
   if (const AttentionSpec& spec = shape.spec; spec.has_rope) {
-    buffers.rotated_k = carve_rows(workspace, spec.q_dtype, limits.max_tokens, 1, spec.rope_dim);
+    buffers.rotated_k =
+        carve_rows(workspace, spec.q_dtype, limits.max_tokens, 1, spec.mla.rope_dim);
   }
   buffers.absorbed = workspace.take<int32_t>(limits.max_requests);
   buffers.up_projected = workspace.take<int32_t>(limits.max_requests);
@@ -59,7 +60,7 @@ size_t bytes_with(const HostShape& shape, const BatchLimits& limits, const MlaOp
 int32_t affordable_heads(const HostShape& shape, const BatchLimits& limits,
                          const MlaOptions& options) {
   const int32_t q_heads = shape.spec.q_heads;
-  if (shape.spec.nope_dim == 0) return q_heads;
+  if (shape.spec.mla.nope_dim == 0) return q_heads;
   const auto budget = static_cast<size_t>(limits.workspace_budget);
   const size_t allowed = std::max(budget, bytes_with(shape, limits, options, 1) + budget / 4);
   int32_t heads = q_heads;
@@ -94,8 +95,8 @@ class HostMla final : public HostBackend {
     absorbed.pages = buffers_.pages;
     if (absorbed.whole_batch) {
       absorbed.tokens = batch.tokens;
-      absorbed.q_indptr = batch.q_indptr;
-      absorbed.kv_lens = batch.kv_lens;
+      absorbed.q_indptr = batch.q_indptr.data();
+      absorbed.kv_lens = batch.kv_lens.data();
     } else {
       pack_absorbed(batch);
       absorbed.tokens = buffers_.q_indptr[absorbed_count_];
@@ -144,14 +145,14 @@ class HostMla final : public HostBackend {
   // Rotates the rotary part of q in place; returns the layer with its key rotated in the workspace.
   LayerTensors rotated(LayerTensors layer) {
     const auto rotate = [&](const HeadRows& from, const HeadRows& to, int32_t heads) {
-      kernels::rotate_heads({layer.rotary, from, to, batch().tokens, heads, spec().rope_dim},
+      kernels::rotate_heads({layer.rotary, from, to, batch().tokens, heads, spec().mla.rope_dim},
                             threads());
     };
     const HeadRows q = rotary_queries(layer, spec());
     if (q) rotate(q, q, spec().q_heads);
     if (stores(layer)) {
-      rotate(layer.v, buffers_.rotated_k, 1);
-      layer.v = buffers_.rotated_k;
+      rotate(layer.mla.k_rope, buffers_.rotated_k, 1);
+      layer.mla.k_rope = buffers_.rotated_k;
     }
     return layer;
   }
@@ -159,7 +160,7 @@ class HostMla final : public HostBackend {
   void run_layer(const LayerTensors& given) override {
     const LayerTensors layer = spec().has_rope ? rotated(given) : given;
     const KvLayerView cache = pool()->layer(layer.layer);
-    store(layer, cache, spec().kv_lora_rank, spec().rope_dim);
+    store(layer, cache);
     if (!layer.q) return;
     for (int32_t head = 0; head < spec().q_heads; head += pass_heads_) {
       LayerTensors own = from_head(layer, head, spec());

@@ -12,7 +12,7 @@ namespace fovea {
 namespace {
 
 HostKernels::Shape kernel_shape(const HostShape& shape) {
-  return shape.attention(1, shape.spec.head_dim, shape.spec.head_dim_v);
+  return shape.attention(1, shape.spec.mla.row_dim(), shape.spec.mla.kv_lora_rank);
 }
 
 }  // namespace
@@ -23,9 +23,9 @@ void AbsorbedMla::carve(WorkspaceCarver& workspace, const HostShape& shape,
   const AttentionSpec& spec = shape.spec;
   if (has_weights()) {
     const int64_t rows = int64_t{limits.max_tokens} * heads;
-    queries_ = workspace.take<float>(rows * std::max(spec.head_dim, spec.v_dim));
-    latents_ =
-        workspace.take<float>(rows * std::max(spec.kv_lora_rank, spec.nope_dim + spec.rope_dim));
+    queries_ = workspace.take<float>(rows * std::max(spec.mla.row_dim(), spec.mla.v_dim));
+    latents_ = workspace.take<float>(
+        rows * std::max(spec.mla.kv_lora_rank, spec.mla.nope_dim + spec.mla.rope_dim));
     if (spec.needs_lse) lse_ = workspace.take<float>(rows);
   }
   const HostShape some = with_heads(shape, heads);
@@ -47,14 +47,14 @@ void AbsorbedMla::plan(const HostShape& shape, const BatchView& batch,
   params_.kv_lens = absorbed.kv_lens;
   params_.q_heads = spec.q_heads;
   params_.kv_heads = 1;
-  params_.head_dim = spec.head_dim;
-  params_.head_dim_v = spec.head_dim_v;
-  params_.q_split_dim = spec.kv_lora_rank;
+  params_.head_dim = spec.mla.row_dim();
+  params_.head_dim_v = spec.mla.kv_lora_rank;
+  params_.q_split_dim = spec.mla.kv_lora_rank;
   params_.mask = mask;
   // Requests leave the pass only under the plain causal mask, which knows no positions.
   if (!absorbed.whole_batch) params_.mask.positions = nullptr;
   params_.scale = softmax_scale(spec);
-  params_.logit_cap = spec.logit_cap;
+  params_.logit_cap = spec.scores.logit_cap;
   params_.keys.page_table = absorbed.pages.table;
   params_.keys.page_table_stride = absorbed.pages.stride;
   params_.keys.cache.page_size = shape.cache.page_size;
@@ -65,17 +65,17 @@ void AbsorbedMla::run(const LayerTensors& layer, const KvLayerView& cache, Threa
   if (absorbed_.tokens == 0) return;
   const AttentionSpec& spec = shape_.spec;
   params_.keys.cache = cache;
-  params_.sinks = layer.sinks;
-  params_.alibi_slopes = layer.alibi_slopes;
+  params_.sinks = layer.scores.sinks;
+  params_.alibi_slopes = layer.scores.alibi_slopes;
   params_.lse = absorbed_.whole_batch || !layer.lse ? layer.lse.data : lse_;
   if (has_weights()) {
     absorb(layer, queries(layer, threads), threads);
-    params_.q = dense_rows(queries_, DType::f32, spec.q_heads, spec.head_dim);
+    params_.q = dense_rows(queries_, DType::f32, spec.q_heads, spec.mla.row_dim());
     params_.q_rope = {};
-    params_.out = dense_rows(latents_, DType::f32, spec.q_heads, spec.kv_lora_rank);
+    params_.out = dense_rows(latents_, DType::f32, spec.q_heads, spec.mla.kv_lora_rank);
   } else {
     params_.q = layer.q;
-    params_.q_rope = layer.q_rope;
+    params_.q_rope = layer.mla.q_rope;
     params_.out = layer.out;
   }
   shape_.kernels->attention(kernel_shape(shape_), params_, schedule_, threads);
@@ -86,19 +86,19 @@ void AbsorbedMla::run(const LayerTensors& layer, const KvLayerView& cache, Threa
 // The pass's queries as f32 [tokens, q_heads, nope + rope]: the layer's own where they are that.
 HeadRows AbsorbedMla::queries(const LayerTensors& layer, ThreadPool& threads) {
   const AttentionSpec& spec = shape_.spec;
-  if (absorbed_.whole_batch && layer.q.dtype == DType::f32 && !layer.q_rope) return layer.q;
-  const int32_t width = spec.nope_dim + spec.rope_dim;
+  if (absorbed_.whole_batch && layer.q.dtype == DType::f32 && !layer.mla.q_rope) return layer.q;
+  const int32_t width = spec.mla.nope_dim + spec.mla.rope_dim;
   const HeadRows dense = dense_rows(latents_, DType::f32, spec.q_heads, width);
   for (size_t i = 0; i < absorbed_.requests.size(); ++i) {
     const int64_t from = batch_.q_indptr[absorbed_.requests[i]];
     const int64_t to = absorbed_.q_indptr[i];
     const int64_t tokens = absorbed_.q_indptr[i + 1] - to;
-    const int32_t front = layer.q_rope ? spec.nope_dim : width;
+    const int32_t front = layer.mla.q_rope ? spec.mla.nope_dim : width;
     copy_rows({rows_from(layer.q, from), rows_from(dense, to), tokens, spec.q_heads, front},
               threads);
-    if (!layer.q_rope) continue;
-    copy_rows({rows_from(layer.q_rope, from), rows_from(dense, to, front), tokens, spec.q_heads,
-               spec.rope_dim},
+    if (!layer.mla.q_rope) continue;
+    copy_rows({rows_from(layer.mla.q_rope, from), rows_from(dense, to, front), tokens, spec.q_heads,
+               spec.mla.rope_dim},
               threads);
   }
   return dense;
@@ -107,45 +107,45 @@ HeadRows AbsorbedMla::queries(const LayerTensors& layer, ThreadPool& threads) {
 // queries_ = [q_nope * W_UK | q_rope] per head.
 void AbsorbedMla::absorb(const LayerTensors& layer, const HeadRows& q, ThreadPool& threads) {
   const AttentionSpec& spec = shape_.spec;
-  const MlaWeights weights = with_head_strides(layer.mla_weights, spec);
+  const MlaWeights weights = with_head_strides(layer.mla.weights, spec);
   kernels::GemmParams gemm;
   gemm.x_stride = q.token_stride;
   gemm.weight_dtype = weights.dtype;
-  gemm.weight_stride = spec.kv_lora_rank;
+  gemm.weight_stride = spec.mla.kv_lora_rank;
   gemm.weight_is_kn = true;
-  gemm.out_stride = int64_t{spec.q_heads} * spec.head_dim;
+  gemm.out_stride = int64_t{spec.q_heads} * spec.mla.row_dim();
   gemm.rows = absorbed_.tokens;
-  gemm.n = spec.kv_lora_rank;
-  gemm.k = spec.nope_dim;
+  gemm.n = spec.mla.kv_lora_rank;
+  gemm.k = spec.mla.nope_dim;
   for (int32_t head = 0; head < spec.q_heads; ++head) {
     gemm.x = reinterpret_cast<const float*>(row_address(q, 0, head));
     gemm.weight = from_head(weights, head).w_uk;
-    gemm.out = queries_ + int64_t{head} * spec.head_dim;
+    gemm.out = queries_ + int64_t{head} * spec.mla.row_dim();
     shape_.kernels->gemm(gemm, threads);
   }
-  const HeadRows absorbed = dense_rows(queries_, DType::f32, spec.q_heads, spec.head_dim);
-  copy_rows({rows_from(q, 0, spec.nope_dim), rows_from(absorbed, 0, spec.kv_lora_rank),
-             absorbed_.tokens, spec.q_heads, spec.rope_dim},
+  const HeadRows absorbed = dense_rows(queries_, DType::f32, spec.q_heads, spec.mla.row_dim());
+  copy_rows({rows_from(q, 0, spec.mla.nope_dim), rows_from(absorbed, 0, spec.mla.kv_lora_rank),
+             absorbed_.tokens, spec.q_heads, spec.mla.rope_dim},
             threads);
 }
 
 // out = latents_ * W_UV^T per head.
 void AbsorbedMla::project_values(const LayerTensors& layer, ThreadPool& threads) {
   const AttentionSpec& spec = shape_.spec;
-  const MlaWeights weights = with_head_strides(layer.mla_weights, spec);
+  const MlaWeights weights = with_head_strides(layer.mla.weights, spec);
   const bool direct = absorbed_.whole_batch && layer.out.dtype == DType::f32;
   const HeadRows out =
-      direct ? layer.out : dense_rows(queries_, DType::f32, spec.q_heads, spec.v_dim);
+      direct ? layer.out : dense_rows(queries_, DType::f32, spec.q_heads, spec.mla.v_dim);
   kernels::GemmParams gemm;
-  gemm.x_stride = int64_t{spec.q_heads} * spec.kv_lora_rank;
+  gemm.x_stride = int64_t{spec.q_heads} * spec.mla.kv_lora_rank;
   gemm.weight_dtype = weights.dtype;
-  gemm.weight_stride = spec.kv_lora_rank;
+  gemm.weight_stride = spec.mla.kv_lora_rank;
   gemm.out_stride = out.token_stride;
   gemm.rows = absorbed_.tokens;
-  gemm.n = spec.v_dim;
-  gemm.k = spec.kv_lora_rank;
+  gemm.n = spec.mla.v_dim;
+  gemm.k = spec.mla.kv_lora_rank;
   for (int32_t head = 0; head < spec.q_heads; ++head) {
-    gemm.x = latents_ + int64_t{head} * spec.kv_lora_rank;
+    gemm.x = latents_ + int64_t{head} * spec.mla.kv_lora_rank;
     gemm.weight = from_head(weights, head).w_uv;
     gemm.out = reinterpret_cast<float*>(row_address(out, 0, head));
     shape_.kernels->gemm(gemm, threads);
@@ -157,7 +157,7 @@ void AbsorbedMla::scatter(const HeadRows& from, const LayerTensors& layer, Threa
   for (size_t i = 0; i < absorbed_.requests.size(); ++i) {
     const int64_t row = absorbed_.q_indptr[i];
     copy_rows({rows_from(from, row), rows_from(layer.out, batch_.q_indptr[absorbed_.requests[i]]),
-               absorbed_.q_indptr[i + 1] - row, shape_.spec.q_heads, shape_.spec.v_dim},
+               absorbed_.q_indptr[i + 1] - row, shape_.spec.q_heads, shape_.spec.mla.v_dim},
               threads);
   }
 }

@@ -31,7 +31,7 @@ class AbsorbedMla {
   void run(const LayerTensors& layer, const KvLayerView& cache, ThreadPool& threads);
 
  private:
-  bool has_weights() const { return shape_.spec.nope_dim > 0; }
+  bool has_weights() const { return shape_.spec.mla.nope_dim > 0; }
   HeadRows queries(const LayerTensors& layer, ThreadPool& threads);
   void absorb(const LayerTensors& layer, const HeadRows& q, ThreadPool& threads);
   void project_values(const LayerTensors& layer, ThreadPool& threads);

@@ -11,8 +11,8 @@ void HostPrefixes::carve(WorkspaceCarver& workspace, const HostShape& shape,
   shape_ = kernel_shape;
   reserved_ = shares_prefixes(shape.spec) ? limits.prefix_levels : 0;
   if (reserved_ == 0) return;
-  rule_ = {most_prefix_q_len(shape.spec), min_saved_keys(shape.cache, limits)};
-  most_tokens_ = most_prefix_tokens(shape.spec, limits);
+  rule_ = {max_prefix_q_len(shape.spec), min_saved_keys(shape.cache, limits)};
+  most_tokens_ = max_prefix_tokens(shape.spec, limits);
   const int64_t requests = limits.max_requests;
   // A group has no more tokens than the batch.
   BatchLimits group_limits = limits;
@@ -31,12 +31,12 @@ void HostPrefixes::carve(WorkspaceCarver& workspace, const HostShape& shape,
 void HostPrefixes::check_pages(const BatchView& batch, const kernels::AttentionParams& params,
                                int32_t page_size) const {
   for (int32_t i = 1; i < batch.requests; ++i) {
-    const int32_t shared = batch.shared_prefix[i];
+    const int32_t shared = batch.hints.shared_prefix[i];
     const int32_t most = std::min(batch.kv_lens[i - 1], batch.kv_lens[i]);
     check_argument(shared >= 0 && shared <= most, "shared_prefix[{}] is {}, must be in [0, {}]", i,
                    shared, most);
     // Requests without new tokens join no group and have no pages in the table.
-    const int32_t* q = batch.q_indptr + i;
+    const int32_t* q = batch.q_indptr.data() + i;
     if (q[-1] == q[0] || q[0] == q[1]) continue;
     const int32_t* pages = params.keys.page_table + i * params.keys.page_table_stride;
     const int32_t* before = pages - params.keys.page_table_stride;
@@ -62,7 +62,7 @@ kernels::AttentionParams HostPrefixes::params_of(const kernels::AttentionParams&
 bool HostPrefixes::plan(const BatchView& batch, const kernels::AttentionParams& params,
                         int32_t page_size) {
   used_ = 0;
-  if (reserved_ == 0 || batch.shared_prefix == nullptr) return false;
+  if (reserved_ == 0 || batch.hints.shared_prefix.empty()) return false;
   check_pages(batch, params, page_size);
   if (batch.tokens > most_tokens_) return false;
   std::array<PrefixLevel, kMaxPrefixLevels> groups;

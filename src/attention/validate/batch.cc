@@ -37,9 +37,9 @@ void check_query_lengths(const BatchView& batch, const BatchLimits& limits) {
                  batch.q_indptr[batch.requests], batch.tokens);
 }
 
-// A length of 0 marks a padded request: its rows see nothing.
+// Checks lengths. A length of 0 marks a padded request, whose rows see no key.
 void check_kv_lengths(const BatchView& batch, const BatchRules& rules) {
-  need_array(batch.kv_lens, "kv_lens");
+  need_array(batch.kv_lens.data(), "kv_lens");
   for (int32_t request = 0; request < batch.requests; ++request) {
     const int32_t kv_len = batch.kv_lens[request];
     check_argument(kv_len >= 0 && kv_len <= rules.limits.max_kv_len,
@@ -51,37 +51,39 @@ void check_kv_lengths(const BatchView& batch, const BatchRules& rules) {
   }
 }
 
-// Packed keys are as many as the queries; cross attention sees the encoder's.
+// Returns false for packed keys, which are as many as the queries, and for cross attention, which
+// sees the encoder's.
 bool looks_at_kv_lens(const AttentionSpec& spec) {
   return !is_packed(spec.scope) && spec.scope != AttentionScope::cross;
 }
 
-// A GPU cannot look, and would choose a kernel for shorter requests.
+// Checks the bounds in the hints: on a GPU, wrong bounds would select a kernel for shorter
+// requests.
 void check_bounds(const BatchView& batch, const AttentionSpec& spec) {
   for (int32_t request = 0; request < batch.requests; ++request) {
-    check_argument(batch.max_q_len == 0 || q_len_of(batch, request) <= batch.max_q_len,
+    check_argument(batch.hints.max_q_len == 0 || q_len_of(batch, request) <= batch.hints.max_q_len,
                    "request {}: q_len is {}, above the batch's max_q_len of {}", request,
-                   q_len_of(batch, request), batch.max_q_len);
-    const bool own = batch.host_q_lens != nullptr;
-    check_argument(!own || q_len_of(batch, request) <= batch.host_q_lens[request],
-                   "request {}: q_len is {}, above its host_q_lens of {}", request,
-                   q_len_of(batch, request), own ? batch.host_q_lens[request] : 0);
+                   q_len_of(batch, request), batch.hints.max_q_len);
+    const bool own = !batch.hints.host_q_lens.empty();
+    check_argument(!own || q_len_of(batch, request) <= batch.hints.host_q_lens[request],
+                   "request {}: q_len is {}, above its hints.host_q_lens of {}", request,
+                   q_len_of(batch, request), own ? batch.hints.host_q_lens[request] : 0);
     if (!looks_at_kv_lens(spec)) continue;
     const int32_t kv_len = batch.kv_lens[request];
-    check_argument(batch.max_kv_len == 0 || kv_len <= batch.max_kv_len,
+    check_argument(batch.hints.max_kv_len == 0 || kv_len <= batch.hints.max_kv_len,
                    "request {}: kv_len is {}, above the batch's max_kv_len of {}", request, kv_len,
-                   batch.max_kv_len);
-    check_argument(!own || kv_len <= batch.host_kv_lens[request],
-                   "request {}: kv_len is {}, above its host_kv_lens of {}", request, kv_len,
-                   own ? batch.host_kv_lens[request] : 0);
+                   batch.hints.max_kv_len);
+    check_argument(!own || kv_len <= batch.hints.host_kv_lens[request],
+                   "request {}: kv_len is {}, above its hints.host_kv_lens of {}", request, kv_len,
+                   own ? batch.hints.host_kv_lens[request] : 0);
   }
 }
 
 void check_encoder(const BatchView& batch, const BatchLimits& limits) {
   for (int32_t request = 0; request < batch.requests; ++request) {
-    const int32_t length = batch.encoder_lens[request];
+    const int32_t length = batch.cross.lens[request];
     check_argument(length >= 0 && length <= limits.max_encoder_len,
-                   "request {}: encoder_lens is {}, must be in [0, {}]", request, length,
+                   "request {}: cross.lens is {}, must be in [0, {}]", request, length,
                    limits.max_encoder_len);
   }
 }
@@ -89,11 +91,11 @@ void check_encoder(const BatchView& batch, const BatchLimits& limits) {
 void check_table(const BatchView& batch, const BatchRules& rules) {
   const auto [name, table] = validate_table(batch, rules);
   const bool cross = rules.spec.scope == AttentionScope::cross;
-  const int32_t* lens = cross ? batch.encoder_lens : batch.kv_lens;
-  const int64_t most = row_tokens(table);
+  const std::span<const int32_t> lens = cross ? batch.cross.lens : batch.kv_lens;
+  const int64_t room = row_tokens(table);
   for (int32_t request = 0; request < batch.requests; ++request) {
-    check_argument(lens[request] <= most, "request {}: {} is {}, its row of {} has {} tokens",
-                   request, cross ? "encoder_lens" : "kv_len", lens[request], name, most);
+    check_argument(lens[request] <= room, "request {}: {} is {}, its row of {} has {} tokens",
+                   request, cross ? "cross.lens" : "kv_len", lens[request], name, room);
   }
 }
 
@@ -107,7 +109,7 @@ void check_slot(const BatchRules& rules, int32_t token, int64_t slot) {
                  token, slot, here, rules.mapped_slots);
 }
 
-// Page 0 is padding's alone, and padding has no other.
+// Checks that padding, and only padding, writes to page 0.
 void check_page_zero(const BatchRules& rules, int32_t token, int64_t slot, bool padding) {
   if (slot < 0) return;
   check_argument((slot < rules.page_size) == padding,
@@ -116,15 +118,15 @@ void check_page_zero(const BatchRules& rules, int32_t token, int64_t slot, bool 
 }
 
 void check_slots(const BatchView& batch, const BatchRules& rules) {
-  const TokenTable table = token_table(batch, rules.spec.scope, rules.page_size);
-  // With cross attention the slots may be those of the decoder's own pool.
+  const TokenTable& table = key_table(batch, rules.spec.scope);
+  // With cross attention, out_slots may name slots of the decoder's own pool.
   const bool own = rules.spec.scope != AttentionScope::cross;
   for (int32_t request = 0; request < batch.requests; ++request) {
     const int32_t row = batch.request_rows[request];
     check_argument(row >= 0 && row < table.rows,
                    "request_rows[{}] is {}, must be in [0, {}), the rows of the table", request,
                    row, table.rows);
-    if (batch.out_slots == nullptr) continue;  // forward() insists where it stores
+    if (batch.out_slots.empty()) continue;  // forward() requires them if it stores
     const bool padding =
         own && (batch.kv_lens[request] == 0 || is_padded(table, row, batch.kv_lens[request]));
     for (int32_t token = batch.q_indptr[request]; token < batch.q_indptr[request + 1]; ++token) {
@@ -147,7 +149,7 @@ void check_positions(const BatchView& batch) {
 }
 
 void check_tree(const BatchView& batch) {
-  if (batch.tree_mask == nullptr) return;
+  if (batch.masks.tree.ancestors.empty()) return;
   for (int32_t request = 0; request < batch.requests; ++request) {
     check_argument(q_len_of(batch, request) <= kMaxTreeTokens,
                    "request {}: {} new tokens, a tree mask covers {}", request,
@@ -156,34 +158,42 @@ void check_tree(const BatchView& batch) {
 }
 
 void check_custom(const BatchView& batch, bool packed) {
-  check_argument(batch.custom_mask_indptr[0] >= 0,
-                 "custom_mask_indptr[0] is {}, must not be negative", batch.custom_mask_indptr[0]);
+  const CustomMask& custom = batch.masks.custom;
+  check_argument(custom.indptr[0] >= 0, "masks.custom.indptr[0] is {}, must not be negative",
+                 custom.indptr[0]);
   for (int32_t request = 0; request < batch.requests; ++request) {
     const int64_t q_len = q_len_of(batch, request);
     const int64_t kv_len = packed ? q_len : batch.kv_lens[request];
-    check_argument(batch.custom_mask_indptr[request + 1] >= 0,
-                   "custom_mask_indptr[{}] is {}, must not be negative", request + 1,
-                   batch.custom_mask_indptr[request + 1]);
+    check_argument(custom.indptr[request + 1] >= 0,
+                   "masks.custom.indptr[{}] is {}, must not be negative", request + 1,
+                   custom.indptr[request + 1]);
     // Unsigned, because wild entries may be further apart than int64 holds.
-    const auto length =
-        static_cast<int64_t>(static_cast<uint64_t>(batch.custom_mask_indptr[request + 1]) -
-                             static_cast<uint64_t>(batch.custom_mask_indptr[request]));
+    const auto length = static_cast<int64_t>(static_cast<uint64_t>(custom.indptr[request + 1]) -
+                                             static_cast<uint64_t>(custom.indptr[request]));
     check_argument(length == q_len * kv_len,
                    "request {}: its custom mask has {} bytes, q_len * kv_len = {} * {} needs {}",
                    request, length, q_len, kv_len, q_len * kv_len);
   }
+  const int64_t end = custom.indptr[batch.requests];
+  check_argument(end <= static_cast<int64_t>(custom.visible.size()),
+                 "masks.custom.visible has {} bytes, masks.custom.indptr ends at {}",
+                 custom.visible.size(), end);
 }
 
 void check_spans(const BatchView& batch) {
-  check_argument(batch.span_indptr[0] >= 0, "span_indptr[0] is {}, must not be negative",
-                 batch.span_indptr[0]);
+  const PrefixSpans& spans = batch.masks.spans;
+  check_argument(spans.indptr[0] >= 0, "masks.spans.indptr[0] is {}, must not be negative",
+                 spans.indptr[0]);
   for (int32_t request = 0; request < batch.requests; ++request) {
-    const int32_t begin = batch.span_indptr[request], end = batch.span_indptr[request + 1];
-    check_argument(end >= begin, "span_indptr[{}] is {}, less than span_indptr[{}] = {}",
+    const int32_t begin = spans.indptr[request], end = spans.indptr[request + 1];
+    check_argument(end >= begin,
+                   "masks.spans.indptr[{}] is {}, less than masks.spans.indptr[{}] = {}",
                    request + 1, end, request, begin);
-    if (end > begin) need_array(batch.spans, "spans");
+    check_argument(2 * int64_t{end} <= static_cast<int64_t>(spans.bounds.size()),
+                   "masks.spans.bounds has {} elements, the spans of request {} end at {}",
+                   spans.bounds.size(), request, 2 * int64_t{end});
     for (int64_t span = begin; span < end; ++span) {
-      const int32_t from = batch.spans[2 * span], to = batch.spans[2 * span + 1];
+      const int32_t from = spans.bounds[2 * span], to = spans.bounds[2 * span + 1];
       check_argument(from >= 0 && from <= to, "request {}: span [{}, {}) is not a range", request,
                      from, to);
     }
@@ -192,11 +202,11 @@ void check_spans(const BatchView& batch) {
 
 void check_items(const BatchView& batch) {
   for (int32_t request = 0; request < batch.requests; ++request) {
-    const int64_t items = batch.kv_lens[request] - int64_t{batch.item_prefix_lens[request]};
-    check_argument(items <= batch.token_pos_in_items_stride,
-                   "request {}: {} tokens after its prefix of {}, token_pos_in_items has {}",
-                   request, items, batch.item_prefix_lens[request],
-                   batch.token_pos_in_items_stride);
+    const int64_t items = batch.kv_lens[request] - int64_t{batch.masks.items.prefix_lens[request]};
+    check_argument(
+        items <= batch.masks.items.stride,
+        "request {}: {} tokens after its prefix of {}, a row of masks.items.token_pos has {}",
+        request, items, batch.masks.items.prefix_lens[request], batch.masks.items.stride);
   }
 }
 
@@ -216,41 +226,44 @@ void check_mask(const BatchView& batch, const AttentionSpec& spec) {
 }
 
 void check_states(const BatchView& batch, int32_t slots) {
-  need_array(batch.state_slots, "state_slots");
+  need_array(batch.linear.state_slots.data(), "linear.state_slots");
   for (int32_t request = 0; request < batch.requests; ++request) {
-    const int32_t slot = batch.state_slots[request];
-    check_argument(slot >= -1 && slot < slots, "state_slots[{}] is {}, must be in [-1, {})",
+    const int32_t slot = batch.linear.state_slots[request];
+    check_argument(slot >= -1 && slot < slots, "linear.state_slots[{}] is {}, must be in [-1, {})",
                    request, slot, slots);
-    if (slot <= 0 || q_len_of(batch, request) == 0) continue;  // the dummy's content is nobody's
+    if (slot <= 0 || q_len_of(batch, request) == 0) continue;  // the dummy slot may be shared
     for (int32_t earlier = 0; earlier < request; ++earlier) {
-      check_argument(slot != batch.state_slots[earlier] || q_len_of(batch, earlier) == 0,
-                     "state_slots[{}] is {}, which is state_slots[{}]", request, slot, earlier);
+      check_argument(slot != batch.linear.state_slots[earlier] || q_len_of(batch, earlier) == 0,
+                     "linear.state_slots[{}] is {}, which is linear.state_slots[{}]", request, slot,
+                     earlier);
     }
   }
 }
 
 void check_snapshots(const BatchView& batch, int32_t slots) {
   for (int32_t token = 0; token < batch.tokens; ++token) {
-    const int32_t slot = batch.snapshot_slots[token];
-    check_argument(slot >= -1 && slot < slots, "snapshot_slots[{}] is {}, must be in [-1, {})",
-                   token, slot, slots);
+    const int32_t slot = batch.linear.snapshot_slots[token];
+    check_argument(slot >= -1 && slot < slots,
+                   "linear.snapshot_slots[{}] is {}, must be in [-1, {})", token, slot, slots);
     if (slot < 0) continue;
     for (int32_t request = 0; request < batch.requests; ++request) {
-      check_argument(slot != batch.state_slots[request],
-                     "snapshot_slots[{}] is {}, which is state_slots[{}]", token, slot, request);
+      check_argument(slot != batch.linear.state_slots[request],
+                     "linear.snapshot_slots[{}] is {}, which is linear.state_slots[{}]", token,
+                     slot, request);
     }
     for (int32_t earlier = 0; earlier < token; ++earlier) {
-      check_argument(slot != batch.snapshot_slots[earlier],
-                     "snapshot_slots[{}] is {}, which is snapshot_slots[{}]", token, slot, earlier);
+      check_argument(slot != batch.linear.snapshot_slots[earlier],
+                     "linear.snapshot_slots[{}] is {}, which is linear.snapshot_slots[{}]", token,
+                     slot, earlier);
     }
   }
 }
 
-// The first position of a request's new tokens.
+// Returns the first position of a request's new tokens.
 int32_t first_position(const BatchView& batch, int32_t request) {
   const int32_t begin = batch.q_indptr[request], end = batch.q_indptr[request + 1];
-  if (batch.positions != nullptr) {
-    return *std::min_element(batch.positions + begin, batch.positions + end);
+  if (!batch.positions.empty()) {
+    return *std::min_element(batch.positions.begin() + begin, batch.positions.begin() + end);
   }
   return std::max(batch.kv_lens[request] - (end - begin), 0);
 }
@@ -277,14 +290,14 @@ void validate_batch(const BatchView& batch, const BatchRules& rules) {
   check_bounds(batch, spec);
   if (is_linear(spec.kind)) {
     check_states(batch, rules.state_slots);
-    if (batch.snapshot_slots != nullptr) check_snapshots(batch, rules.state_slots);
+    if (!batch.linear.snapshot_slots.empty()) check_snapshots(batch, rules.state_slots);
   }
-  if (batch.positions != nullptr && spec.scope == AttentionScope::decoder) check_positions(batch);
+  if (!batch.positions.empty() && spec.scope == AttentionScope::decoder) check_positions(batch);
   if (batch.tokens > 0) check_mask(batch, spec);
 }
 
 void check_out_slots_differ(const BatchView& batch, int32_t page_size, SlotSet& written) {
-  if (batch.mode == ForwardMode::idle || batch.out_slots == nullptr) return;
+  if (batch.mode == ForwardMode::idle || batch.out_slots.empty()) return;
   written.clear();
   for (int32_t token = 0; token < batch.tokens; ++token) {
     const int64_t slot = batch.out_slots[token];
@@ -308,12 +321,13 @@ void find_first_keys(const BatchView& batch, const AttentionSpec& spec, int32_t*
     if (spec.window > 0) first = std::max(first, position - spec.window + 1);
     if (spec.chunk > 0) first = std::max(first, position / spec.chunk * spec.chunk);
     if (spec.mask == MaskKind::prefix_spans) {
-      for (int64_t span = batch.span_indptr[request]; span < batch.span_indptr[request + 1];
-           ++span) {
-        if (batch.spans[2 * span + 1] > position) first = std::min(first, batch.spans[2 * span]);
+      for (int64_t span = batch.masks.spans.indptr[request];
+           span < batch.masks.spans.indptr[request + 1]; ++span) {
+        if (batch.masks.spans.bounds[2 * span + 1] > position)
+          first = std::min(first, batch.masks.spans.bounds[2 * span]);
       }
     }
-    // Drafts of a tree stand before their key numbers; all new keys are read.
+    // Positions of drafts in a tree are less than their key numbers, so all new keys are kept.
     first_keys[request] = std::min(first, kv_len - q_len);
   }
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <string_view>
 
+#include "attention/batch_arrays.h"
 #include "attention/token_table.h"
 #include "attention/validate/batch.h"
 #include "attention/validate/spec.h"
@@ -13,44 +14,63 @@ void check_at_most(int64_t value, int64_t limit, std::string_view name) {
   check_argument(value >= 0 && value <= limit, "{} is {}, must be in [0, {}]", name, value, limit);
 }
 
-void check_each(const int32_t* lens, int32_t requests, int64_t limit, std::string_view name) {
+void check_each(std::span<const int32_t> lens, int32_t requests, int64_t limit,
+                std::string_view name) {
   for (int32_t i = 0; i < requests; ++i) {
     check_argument(lens[i] >= 0 && lens[i] <= limit, "{}[{}] is {}, must be in [0, {}]", name, i,
                    lens[i], limit);
   }
 }
 
-// Bounds of each request, within those of the batch.
+// Checks the bounds of each request against those of the batch.
 void check_host_lens(const BatchView& batch, const BatchLimits& limits) {
-  check_argument((batch.host_q_lens == nullptr) == (batch.host_kv_lens == nullptr),
-                 "host_q_lens are {}, host_kv_lens are {}: give both or neither",
-                 batch.host_q_lens ? "given" : "null", batch.host_kv_lens ? "given" : "null");
-  if (batch.host_q_lens == nullptr) return;
-  check_each(batch.host_q_lens, batch.requests,
-             batch.max_q_len > 0 ? batch.max_q_len : limits.max_q_len, "host_q_lens");
-  check_each(batch.host_kv_lens, batch.requests,
-             batch.max_kv_len > 0 ? batch.max_kv_len : limits.max_kv_len, "host_kv_lens");
+  check_argument(batch.hints.host_q_lens.empty() == batch.hints.host_kv_lens.empty(),
+                 "hints.host_q_lens are {}, hints.host_kv_lens are {}: give both or neither",
+                 batch.hints.host_q_lens.empty() ? "absent" : "given",
+                 batch.hints.host_kv_lens.empty() ? "absent" : "given");
+  if (batch.hints.host_q_lens.empty()) return;
+  check_each(batch.hints.host_q_lens, batch.requests,
+             batch.hints.max_q_len > 0 ? batch.hints.max_q_len : limits.max_q_len,
+             "hints.host_q_lens");
+  check_each(batch.hints.host_kv_lens, batch.requests,
+             batch.hints.max_kv_len > 0 ? batch.hints.max_kv_len : limits.max_kv_len,
+             "hints.host_kv_lens");
 }
 
-// On a GPU nobody sees the lengths: the bound must be one that the table has room for. A batch has
-// none for its encoder.
+// Checks that the table has room for the bound on lengths, because on a GPU the host cannot read
+// the lengths. There is no such bound for the encoder.
 void check_width(const BatchView& batch, const BatchRules& rules, const NamedTable& named) {
   if (rules.spec.scope == AttentionScope::cross) return;
-  const bool given = batch.max_kv_len > 0;
-  const int32_t longest = given ? batch.max_kv_len : rules.limits.max_kv_len;
+  const bool given = batch.hints.max_kv_len > 0;
+  const int32_t longest = given ? batch.hints.max_kv_len : rules.limits.max_kv_len;
   const int64_t width = row_tokens(named.table);
-  check_argument(longest <= width, "max_kv_len is {}{}, a row of {} has {} tokens", longest,
+  check_argument(longest <= width, "hints.max_kv_len is {}{}, a row of {} has {} tokens", longest,
                  given ? "" : " (that of the limits)", named.name, width);
 }
 
 void check_cache(const BatchView& batch, const BatchRules& rules) {
-  need_array(batch.request_rows, "request_rows");
+  need_array(batch.request_rows.data(), "request_rows");
   if (rules.spec.scope == AttentionScope::cross) {
-    need_array(batch.encoder_lens, "encoder_lens");
+    need_array(batch.cross.lens.data(), "cross.lens");
   } else {
-    need_array(batch.kv_lens, "kv_lens");
+    need_array(batch.kv_lens.data(), "kv_lens");
   }
   check_width(batch, rules, validate_table(batch, rules));
+}
+
+void check_items(const MultiItemMask& items, int32_t requests) {
+  need_array(items.prefix_lens.data(), "masks.items.prefix_lens");
+  need_array(items.token_pos.data(), "masks.items.token_pos");
+  check_argument(items.stride >= 0, "masks.items.stride is {}, must not be negative", items.stride);
+  check_reach({.data = items.token_pos.data(),
+               .element_bytes = sizeof(uint16_t),
+               .row = items.stride,
+               .dimensions = {{{requests, items.stride}}}},
+              "masks.items.token_pos");
+  const int64_t extent = requests * items.stride;
+  check_argument(static_cast<int64_t>(items.token_pos.size()) >= extent,
+                 "masks.items.token_pos has {} elements, the batch needs {}",
+                 items.token_pos.size(), extent);
 }
 
 void check_mask(const BatchView& batch, const AttentionSpec& spec) {
@@ -58,93 +78,70 @@ void check_mask(const BatchView& batch, const AttentionSpec& spec) {
     case MaskKind::none:
       return;
     case MaskKind::tree:
-      check_argument(batch.tree_mask != nullptr || batch.mode != ForwardMode::target_verify,
-                     "tree_mask is null, mode target_verify of a spec with mask tree needs it");
+      check_argument(
+          !batch.masks.tree.ancestors.empty() || batch.mode != ForwardMode::target_verify,
+          "masks.tree.ancestors is absent, mode target_verify of a spec with mask tree needs it");
       return;
     case MaskKind::custom:
-      need_array(batch.custom_mask, "custom_mask");
-      need_array(batch.custom_mask_indptr, "custom_mask_indptr");
+      need_array(batch.masks.custom.visible.data(), "masks.custom.visible");
+      need_array(batch.masks.custom.indptr.data(), "masks.custom.indptr");
       return;
     case MaskKind::prefix_spans:
-      need_array(batch.span_indptr, "span_indptr");
+      need_array(batch.masks.spans.indptr.data(), "masks.spans.indptr");
       return;
     case MaskKind::multi_item:
-      need_array(batch.item_prefix_lens, "item_prefix_lens");
-      need_array(batch.token_pos_in_items, "token_pos_in_items");
-      check_argument(batch.token_pos_in_items_stride >= 0,
-                     "token_pos_in_items_stride is {}, must not be negative",
-                     batch.token_pos_in_items_stride);
-      check_reach({.data = batch.token_pos_in_items,
-                   .element_bytes = sizeof(uint16_t),
-                   .row = batch.token_pos_in_items_stride,
-                   .dimensions = {{{batch.requests, batch.token_pos_in_items_stride}}}},
-                  "token_pos_in_items");
-      return;
+      return check_items(batch.masks.items, batch.requests);
   }
 }
 
-void check_alignment(const BatchView& batch) {
-  check_aligned(batch.host_q_lens, "host_q_lens");
-  check_aligned(batch.host_kv_lens, "host_kv_lens");
-  check_aligned(batch.q_indptr, "q_indptr");
-  check_aligned(batch.kv_lens, "kv_lens");
-  check_aligned(batch.request_rows, "request_rows");
-  check_aligned(batch.out_slots, "out_slots");
-  check_aligned(batch.positions, "positions");
-  check_aligned(batch.shared_prefix, "shared_prefix");
-  check_aligned(batch.encoder_lens, "encoder_lens");
-  check_aligned(batch.tree_mask, "tree_mask");
-  check_aligned(batch.custom_mask_indptr, "custom_mask_indptr");
-  check_aligned(batch.spans, "spans");
-  check_aligned(batch.span_indptr, "span_indptr");
-  check_aligned(batch.item_prefix_lens, "item_prefix_lens");
-  check_aligned(batch.token_pos_in_items, "token_pos_in_items");
-  check_aligned(batch.state_slots, "state_slots");
-  check_aligned(batch.snapshot_slots, "snapshot_slots");
+void check_arrays(const BatchView& batch) {
+  for_each_array(batch, [](const BatchArray& array) {
+    if (array.data == nullptr) return;
+    check_argument(reinterpret_cast<uintptr_t>(array.data) % array.element_bytes == 0,
+                   "{} is at {}, must be aligned to {} bytes", array.name, array.data,
+                   array.element_bytes);
+    check_argument(static_cast<int64_t>(array.size) >= array.extent,
+                   "{} has {} elements, the batch needs {}", array.name, array.size, array.extent);
+  });
 }
 
 }  // namespace
 
 void need_array(const void* array, std::string_view name) {
-  check_argument(array != nullptr, "{} is null, the batch needs it", name);
+  check_argument(array != nullptr, "{} is absent, the batch needs it", name);
 }
 
 NamedTable validate_table(const BatchView& batch, const BatchRules& rules) {
   const bool cross = rules.spec.scope == AttentionScope::cross;
-  const std::string_view slots = cross ? "encoder_slots" : "request_slots";
-  const std::string_view pages = cross ? "encoder_page_table" : "page_table";
-  const bool has_slots = (cross ? batch.encoder_slots : batch.request_slots) != nullptr;
-  const bool has_pages = (cross ? batch.encoder_page_table : batch.page_table) != nullptr;
-  check_argument(has_slots || has_pages, "{} and {} are null, the batch needs one of them", slots,
-                 pages);
-  check_argument(!has_slots || !has_pages, "{} and {} are given, the batch takes one of them",
-                 slots, pages);
-  const NamedTable named = {has_pages ? pages : slots,
-                            token_table(batch, rules.spec.scope, rules.page_size)};
+  const NamedTable named = {cross ? "cross.table" : "table", key_table(batch, rules.spec.scope)};
+  need_array(named.table.entries, named.name);
   check_table(named.table, named.name);
+  check_argument(named.table.entry_tokens == 1 || named.table.entry_tokens == rules.page_size,
+                 "{}.entry_tokens is {}, must be 1 (slots) or {} (pages of the pool)", named.name,
+                 named.table.entry_tokens, rules.page_size);
   return named;
 }
 
 void validate_batch_shape(const BatchView& batch, const BatchRules& rules) {
-  check_enum(batch.mode, ForwardMode::draft_extend, "mode", "ForwardMode");
+  check_enum(batch.mode, ForwardMode::target_verify, "mode", "ForwardMode");
   if (batch.mode == ForwardMode::idle) return;
   const BatchLimits& limits = rules.limits;
   check_at_most(batch.requests, limits.max_requests, "requests");
   check_at_most(batch.tokens, limits.max_tokens, "tokens");
-  check_at_most(batch.max_q_len, limits.max_q_len, "max_q_len");
-  check_at_most(batch.max_kv_len, limits.max_kv_len, "max_kv_len");
+  check_at_most(batch.hints.max_q_len, limits.max_q_len, "hints.max_q_len");
+  check_at_most(batch.hints.max_kv_len, limits.max_kv_len, "hints.max_kv_len");
   if (batch.requests == 0) {
     check_argument(batch.tokens == 0, "tokens is {}, a batch without requests has 0", batch.tokens);
     return;
   }
-  check_argument(batch.mode != ForwardMode::decode || batch.max_q_len <= 1,
-                 "max_q_len is {}, mode decode takes 1", batch.max_q_len);
+  check_argument(batch.mode != ForwardMode::decode || batch.hints.max_q_len <= 1,
+                 "hints.max_q_len is {}, mode decode takes 1", batch.hints.max_q_len);
   check_argument(batch.mode != ForwardMode::decode || batch.tokens <= batch.requests,
                  "tokens is {}, mode decode takes 1 for each of {} requests", batch.tokens,
                  batch.requests);
-  check_alignment(batch);
+  check_arrays(batch);
   check_host_lens(batch, limits);
-  need_array(batch.q_indptr, "q_indptr");
+  need_array(batch.q_indptr.data(), "q_indptr");
   if (uses_kv_cache(rules.spec)) check_cache(batch, rules);
   if (batch.tokens > 0) check_mask(batch, rules.spec);
 }

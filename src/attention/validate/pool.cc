@@ -41,7 +41,8 @@ void check_view(const KvLayerView& view, const KvPool& pool, int32_t layer) {
       view.k_scale == nullptr ? "k_scale" : "v_scale", name_of(spec.scale));
 }
 
-// A layer's keys or values in elements of the view's dtype; rows of mla_fp8_rows are bytes.
+// Returns the rows of a layer's keys or values in elements of the view's dtype; mla_fp8_rows:
+// bytes.
 StridedRows rows_of(const KvPool& pool, const char* data, int64_t row, int64_t page_stride,
                     int64_t token_stride, int64_t head_stride) {
   const KvCacheSpec& spec = pool.spec();
@@ -64,7 +65,7 @@ StridedRows values_of(const KvLayerView& view, const KvPool& pool) {
                  view.v_head_stride);
 }
 
-// Scales that are written with the tokens.
+// Returns the scales that are written with the tokens.
 StridedRows scales_of(const float* scales, const KvLayerView& view, const KvPool& pool) {
   return {.data = scales, .element_bytes = sizeof(float), .row = view.slots * pool.spec().kv_heads};
 }
@@ -79,7 +80,8 @@ void check_rows(const StridedRows& rows, std::string_view name, int32_t layer) {
                  heads.stride, heads.count, rows.row);
 }
 
-// A row of 656 bytes holds f32 scales and bf16 values behind the latent.
+// Checks the alignment of a row of 656 bytes, which has f32 scales and bf16 values after the
+// latent.
 void check_row_alignment(const KvLayerView& view, const KvPool& pool, int32_t layer) {
   const bool rows = view.layout == KvLayout::mla_fp8_rows;
   const int64_t bytes = rows ? int64_t{alignof(float)} : dtype_bytes(view.dtype);
@@ -105,7 +107,7 @@ void check_apart(const StridedRows& one, std::string_view name, const StridedRow
                  layer, name, one.data, other_name, other.data);
 }
 
-// What is written has memory of its own.
+// Throws if rows or scales that are written overlap.
 void check_memory(const KvLayerView& view, const KvPool& pool, int32_t layer) {
   const StridedRows k = keys_of(view, pool), v = values_of(view, pool);
   check_row_alignment(view, pool, layer);
@@ -138,8 +140,7 @@ bool same_memory(const KvLayerView& a, const KvLayerView& b) {
          a.k_token_stride == b.k_token_stride && a.k_head_stride == b.k_head_stride;
 }
 
-// Layers that follow each other in memory overlap where their distance is too small. Two layers may
-// be one.
+// Throws if two layers overlap without being the same.
 void check_layers_apart(const KvPool& pool) {
   std::vector<int32_t> layers(static_cast<size_t>(pool.spec().layers));
   std::iota(layers.begin(), layers.end(), 0);
@@ -168,7 +169,7 @@ void check_slot_map(const KvPool& pool) {
                  std::numeric_limits<int32_t>::max());
 }
 
-// Rows of one array of a layer's states.
+// Returns the rows of one array of a layer's states.
 StridedRows states_of(const float* data, int64_t row, int64_t slot_stride, int32_t slots) {
   return {.data = data,
           .element_bytes = sizeof(float),
@@ -234,7 +235,7 @@ void validate_state_pool(const BackendContext& context) {
                   checked_product("heads * rows * columns", {spec.heads, spec.rows, spec.columns}),
                   view.state_slot_stride, view.slots);
     check_states(state, "state", layer);
-    if (context.spec.conv_width <= 1) continue;
+    if (context.spec.linear.conv_width <= 1) continue;
     const StridedRows conv = states_of(view.conv, int64_t{spec.conv_dim} * (spec.conv_width - 1),
                                        view.conv_slot_stride, view.slots);
     check_states(conv, "conv", layer);

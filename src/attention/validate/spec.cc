@@ -14,10 +14,10 @@
 namespace fovea {
 namespace {
 
-// Keeps products with lengths inside 64 bits; the largest models have 2^17.
+// Keeps products with lengths inside 64 bits. The largest models have 2^17 values.
 constexpr int64_t kMaxRowValues = int64_t{1} << 24;
 
-// Beyond these f32 has no scores left: they, or their quotients by the cap, end as 0 or infinity.
+// Beyond these limits scores, or their quotients by the cap, become 0 or infinity in f32.
 constexpr float kMaxScale = 1e6f;
 constexpr float kMinCap = 1e-6f, kMaxCap = 1e6f;
 
@@ -29,77 +29,130 @@ void validate_enums(const AttentionSpec& spec) {
 }
 
 void validate_scores(const AttentionSpec& spec) {
-  check_argument(spec.softmax_scale >= 0 && spec.softmax_scale <= kMaxScale,
-                 "softmax_scale is {}, must be in [0, {}]", spec.softmax_scale, kMaxScale);
-  check_argument(spec.logit_cap == 0 || (spec.logit_cap >= kMinCap && spec.logit_cap <= kMaxCap),
-                 "logit_cap is {}, must be 0 or in [{}, {}]", spec.logit_cap, kMinCap, kMaxCap);
+  check_argument(spec.scores.softmax_scale >= 0 && spec.scores.softmax_scale <= kMaxScale,
+                 "scores.softmax_scale is {}, must be in [0, {}]", spec.scores.softmax_scale,
+                 kMaxScale);
+  check_argument(spec.scores.logit_cap == 0 ||
+                     (spec.scores.logit_cap >= kMinCap && spec.scores.logit_cap <= kMaxCap),
+                 "scores.logit_cap is {}, must be 0 or in [{}, {}]", spec.scores.logit_cap, kMinCap,
+                 kMaxCap);
 }
 
-void validate_heads(const AttentionSpec& spec) {
-  check_argument(spec.q_heads > 0, "q_heads is {}, must be positive", spec.q_heads);
-  check_argument(spec.kv_heads > 0, "kv_heads is {}, must be positive", spec.kv_heads);
-  check_argument(spec.head_dim > 0, "head_dim is {}, must be positive", spec.head_dim);
-  check_argument(spec.head_dim_v > 0, "head_dim_v is {}, must be positive", spec.head_dim_v);
-  const int64_t row = int64_t{std::max(spec.q_heads, spec.kv_heads)} *
-                      std::max({spec.head_dim, spec.head_dim_v, spec.nope_dim, spec.v_dim});
-  check_argument(row <= kMaxRowValues, "a token has {} values in its heads, at most {}", row,
+void check_row_values(int64_t values) {
+  check_argument(values <= kMaxRowValues, "a token has {} values in its heads, at most {}", values,
                  kMaxRowValues);
-  if (is_linear(spec.kind)) {
-    check_argument(spec.kv_heads % spec.q_heads == 0,
-                   "kv_heads (value heads) is {}, must be a multiple of q_heads (key heads) {}",
-                   spec.kv_heads, spec.q_heads);
-  } else {
-    check_argument(spec.q_heads % spec.kv_heads == 0,
-                   "q_heads is {}, must be a multiple of kv_heads {}", spec.q_heads, spec.kv_heads);
-  }
+}
+
+void check_positive(int32_t value, std::string_view name) {
+  check_argument(value > 0, "{} is {}, must be positive", name, value);
+}
+
+// Throws if a field that another kind uses is not 0.
+void check_unused(int32_t value, std::string_view name, const AttentionSpec& spec) {
+  check_argument(value == 0, "{} is {}, must be 0 for kind {}", name, value, name_of(spec.kind));
+}
+
+void check_mla_unused(const AttentionSpec& spec) {
+  check_unused(spec.mla.kv_lora_rank, "mla.kv_lora_rank", spec);
+  check_unused(spec.mla.rope_dim, "mla.rope_dim", spec);
+  check_unused(spec.mla.nope_dim, "mla.nope_dim", spec);
+  check_unused(spec.mla.v_dim, "mla.v_dim", spec);
+}
+
+void check_linear_unused(const AttentionSpec& spec) {
+  check_unused(spec.linear.key_heads, "linear.key_heads", spec);
+  check_unused(spec.linear.value_heads, "linear.value_heads", spec);
+  check_unused(spec.linear.key_dim, "linear.key_dim", spec);
+  check_unused(spec.linear.value_dim, "linear.value_dim", spec);
+  check_unused(spec.linear.conv_width, "linear.conv_width", spec);
+}
+
+void check_head_dims_unused(const AttentionSpec& spec) {
+  check_unused(spec.head_dim, "head_dim", spec);
+  check_unused(spec.head_dim_v, "head_dim_v", spec);
+}
+
+void check_heads(const AttentionSpec& spec) {
+  check_positive(spec.q_heads, "q_heads");
+  check_positive(spec.kv_heads, "kv_heads");
+  check_argument(spec.q_heads % spec.kv_heads == 0,
+                 "q_heads is {}, must be a multiple of kv_heads {}", spec.q_heads, spec.kv_heads);
+}
+
+void validate_mha(const AttentionSpec& spec) {
+  check_mla_unused(spec);
+  check_linear_unused(spec);
+  check_heads(spec);
+  check_positive(spec.head_dim, "head_dim");
+  check_positive(spec.head_dim_v, "head_dim_v");
+  check_row_values(int64_t{spec.q_heads} * std::max(spec.head_dim, spec.head_dim_v));
 }
 
 void validate_mla(const AttentionSpec& spec) {
-  if (spec.kind != AttentionKind::mla) {
-    check_argument(
-        spec.kv_lora_rank == 0 && spec.rope_dim == 0 && spec.nope_dim == 0 && spec.v_dim == 0,
-        "kv_lora_rank {}, rope_dim {}, nope_dim {} and v_dim {} belong to kind mla",
-        spec.kv_lora_rank, spec.rope_dim, spec.nope_dim, spec.v_dim);
-    return;
-  }
+  const MlaSpec& mla = spec.mla;
+  check_linear_unused(spec);
+  check_head_dims_unused(spec);
+  check_heads(spec);
   check_argument(spec.kv_heads == 1, "kv_heads is {}, kind mla has 1", spec.kv_heads);
   check_argument(spec.scope == AttentionScope::decoder, "scope is {}, kind mla has decoder only",
                  name_of(spec.scope));
-  check_argument(spec.kv_lora_rank > 0, "kv_lora_rank is {}, must be positive for kind mla",
-                 spec.kv_lora_rank);
-  check_argument(spec.rope_dim >= 0, "rope_dim is {}, must not be negative", spec.rope_dim);
-  const int64_t width = int64_t{spec.kv_lora_rank} + spec.rope_dim;
-  check_argument(spec.head_dim == width,
-                 "head_dim is {}, kind mla needs kv_lora_rank + rope_dim = {}", spec.head_dim,
-                 width);
-  check_argument(spec.head_dim_v == spec.kv_lora_rank,
-                 "head_dim_v is {}, kind mla needs kv_lora_rank = {}", spec.head_dim_v,
-                 spec.kv_lora_rank);
-  check_argument(spec.nope_dim >= 0 && spec.v_dim >= 0 && (spec.nope_dim > 0) == (spec.v_dim > 0),
-                 "nope_dim {} and v_dim {} must both be positive or both 0", spec.nope_dim,
-                 spec.v_dim);
-  check_argument(spec.nope_dim > 0 || spec.softmax_scale > 0,
-                 "softmax_scale is 0, absorbed queries (nope_dim 0) do not tell their scale");
+  check_positive(mla.kv_lora_rank, "mla.kv_lora_rank");
+  check_argument(mla.rope_dim >= 0, "mla.rope_dim is {}, must not be negative", mla.rope_dim);
+  check_argument(mla.nope_dim >= 0 && mla.v_dim >= 0 && (mla.nope_dim > 0) == (mla.v_dim > 0),
+                 "mla.nope_dim {} and mla.v_dim {} must both be positive or both 0", mla.nope_dim,
+                 mla.v_dim);
+  const int64_t row = int64_t{mla.kv_lora_rank} + mla.rope_dim;
+  const int64_t q = int64_t{mla.nope_dim} + mla.rope_dim;
+  check_row_values(int64_t{spec.q_heads} * std::max({row, q, int64_t{mla.v_dim}}));
+  check_argument(mla.nope_dim > 0 || spec.scores.softmax_scale > 0,
+                 "scores.softmax_scale is 0, absorbed queries (mla.nope_dim 0) need a scale");
+}
+
+void check_no_scores(const AttentionSpec& spec) {
+  for (const auto& [name, value] :
+       {std::pair{"window", static_cast<double>(spec.window)},
+        {"chunk", static_cast<double>(spec.chunk)},
+        {"scores.logit_cap", static_cast<double>(spec.scores.logit_cap)},
+        {"scores.has_sinks", static_cast<double>(spec.scores.has_sinks)},
+        {"scores.has_alibi", static_cast<double>(spec.scores.has_alibi)},
+        {"needs_lse", static_cast<double>(spec.needs_lse)}}) {
+    check_argument(value == 0, "{} is {}, must be 0: linear kinds have no scores", name, value);
+  }
 }
 
 void validate_linear(const AttentionSpec& spec) {
-  if (!is_linear(spec.kind)) {
-    check_argument(spec.conv_width == 0, "conv_width is {}, belongs to linear kinds",
-                   spec.conv_width);
-    return;
-  }
-  check_argument(spec.conv_width >= 0, "conv_width is {}, must not be negative", spec.conv_width);
+  const LinearSpec& linear = spec.linear;
+  check_mla_unused(spec);
+  check_unused(spec.q_heads, "q_heads", spec);
+  check_unused(spec.kv_heads, "kv_heads", spec);
+  check_head_dims_unused(spec);
+  check_positive(linear.key_heads, "linear.key_heads");
+  check_positive(linear.value_heads, "linear.value_heads");
+  check_positive(linear.key_dim, "linear.key_dim");
+  check_positive(linear.value_dim, "linear.value_dim");
+  check_row_values(int64_t{std::max(linear.key_heads, linear.value_heads)} *
+                   std::max(linear.key_dim, linear.value_dim));
+  check_argument(linear.value_heads % linear.key_heads == 0,
+                 "linear.value_heads is {}, must be a multiple of linear.key_heads {}",
+                 linear.value_heads, linear.key_heads);
+  check_argument(linear.conv_width >= 0, "linear.conv_width is {}, must not be negative",
+                 linear.conv_width);
   check_argument(spec.scope == AttentionScope::decoder,
                  "scope is {}, linear kinds have decoder only", name_of(spec.scope));
   check_argument(spec.mask == MaskKind::none, "mask is {}, linear kinds take none",
                  name_of(spec.mask));
-  for (const auto& [name, value] : {std::pair{"window", static_cast<double>(spec.window)},
-                                    {"chunk", static_cast<double>(spec.chunk)},
-                                    {"logit_cap", static_cast<double>(spec.logit_cap)},
-                                    {"has_sinks", static_cast<double>(spec.has_sinks)},
-                                    {"has_alibi", static_cast<double>(spec.has_alibi)},
-                                    {"needs_lse", static_cast<double>(spec.needs_lse)}}) {
-    check_argument(value == 0, "{} is {}, must be 0: linear kinds have no scores", name, value);
+  check_no_scores(spec);
+}
+
+void validate_kind(const AttentionSpec& spec) {
+  switch (spec.kind) {
+    case AttentionKind::mha:
+      return validate_mha(spec);
+    case AttentionKind::mla:
+      return validate_mla(spec);
+    case AttentionKind::gated_delta_net:
+    case AttentionKind::mamba2:
+      return validate_linear(spec);
   }
 }
 
@@ -107,8 +160,8 @@ void validate_rope(const AttentionSpec& spec) {
   if (!spec.has_rope) return;
   check_argument(!is_linear(spec.kind), "kind is {}, has_rope needs mha or mla",
                  name_of(spec.kind));
-  check_argument(spec.kind != AttentionKind::mla || spec.rope_dim > 0,
-                 "rope_dim is 0, has_rope needs a rotary key to turn");
+  check_argument(spec.kind != AttentionKind::mla || spec.mla.rope_dim > 0,
+                 "mla.rope_dim is 0, has_rope needs a rotary key to turn");
   check_argument(
       spec.scope == AttentionScope::decoder || spec.scope == AttentionScope::encoder_cache,
       "scope is {}, has_rope needs decoder or encoder_cache: k is rotated on its way to the cache",
@@ -125,7 +178,7 @@ void validate_fp8_query(const AttentionSpec& spec) {
   check_argument(!spec.has_rope, "has_rope: q of {} cannot be rotated in place", dtype);
 }
 
-// Windows, chunks, biases and masks are counted from a query's own position among the keys.
+// Checks windows, chunks, biases and masks, which need a query's own position among the keys.
 void validate_mask(const AttentionSpec& spec) {
   check_argument(spec.window >= 0, "window is {}, must not be negative", spec.window);
   check_argument(spec.chunk >= 0, "chunk is {}, must not be negative", spec.chunk);
@@ -138,8 +191,8 @@ void validate_mask(const AttentionSpec& spec) {
           (spec.mask == MaskKind::custom && spec.scope != AttentionScope::cross),
       "mask {} needs scope decoder, scope is {}; ragged and encoders take custom masks only",
       name_of(spec.mask), name_of(spec.scope));
-  check_argument(!spec.has_alibi || spec.scope != AttentionScope::cross,
-                 "has_alibi: distances have no meaning in scope cross");
+  check_argument(!spec.scores.has_alibi || spec.scope != AttentionScope::cross,
+                 "scores.has_alibi: distances have no meaning in scope cross");
 }
 
 void validate_dual_chunk(const AttentionSpec& spec) {
@@ -167,17 +220,16 @@ void validate_dual_chunk(const AttentionSpec& spec) {
 }  // namespace
 
 float softmax_scale(const AttentionSpec& spec) {
-  if (spec.softmax_scale != 0) return spec.softmax_scale;
-  const int32_t width =
-      spec.kind == AttentionKind::mla ? spec.nope_dim + spec.rope_dim : spec.head_dim;
+  if (spec.scores.softmax_scale != 0) return spec.scores.softmax_scale;
+  const int32_t width = spec.kind == AttentionKind::mla ? spec.mla.nope_dim + spec.mla.rope_dim
+                        : is_linear(spec.kind)          ? spec.linear.key_dim
+                                                        : spec.head_dim;
   return 1.0f / std::sqrt(static_cast<float>(width));
 }
 
 void validate_spec(const AttentionSpec& spec) {
   validate_enums(spec);
-  validate_heads(spec);
-  validate_mla(spec);
-  validate_linear(spec);
+  validate_kind(spec);
   validate_mask(spec);
   validate_dual_chunk(spec);
   validate_rope(spec);
@@ -205,16 +257,17 @@ void validate_cache(const AttentionSpec& spec, const KvCacheSpec& cache) {
                  spec.kind == AttentionKind::mla ? "mla or mla_fp8_rows" : "mha");
   check_argument(cache.kv_heads == spec.kv_heads, "cache kv_heads is {}, the layers have {}",
                  cache.kv_heads, spec.kv_heads);
-  check_argument(cache.head_dim == spec.head_dim, "cache head_dim is {}, the layers have {}",
-                 cache.head_dim, spec.head_dim);
-  check_argument(cache.head_dim_v == spec.head_dim_v, "cache head_dim_v is {}, the layers have {}",
-                 cache.head_dim_v, spec.head_dim_v);
+  check_argument(cache.head_dim == cached_key_dim(spec), "cache head_dim is {}, the layers have {}",
+                 cache.head_dim, cached_key_dim(spec));
+  check_argument(cache.head_dim_v == cached_value_dim(spec),
+                 "cache head_dim_v is {}, the layers have {}", cache.head_dim_v,
+                 cached_value_dim(spec));
   check_argument(
       cache.layout != KvLayout::mla_fp8_rows || fits_mla_fp8_rows(cache),
       "cache layout mla_fp8_rows holds {} + {} values of {} with scales {}, the layers have {} + {}"
       " and the cache dtype is {} with scales {}",
       kernels::kMlaRowLatent, kernels::kMlaRowRope, dtype_name(DType::f8e4m3),
-      name_of(KvScale::none), spec.kv_lora_rank, spec.rope_dim, dtype_name(cache.dtype),
+      name_of(KvScale::none), spec.mla.kv_lora_rank, spec.mla.rope_dim, dtype_name(cache.dtype),
       name_of(cache.scale));
   check_argument(cache.window >= 0, "cache window is {}, must not be negative", cache.window);
   if (cache.window == 0) return;
@@ -225,27 +278,29 @@ void validate_cache(const AttentionSpec& spec, const KvCacheSpec& cache) {
 }
 
 void validate_state(const AttentionSpec& spec, const StateCacheSpec& state) {
-  check_argument(state.heads == spec.kv_heads, "state heads is {}, the layers have {}", state.heads,
-                 spec.kv_heads);
-  check_argument(state.rows == spec.head_dim_v, "state rows is {}, the layers have head_dim_v {}",
-                 state.rows, spec.head_dim_v);
-  check_argument(state.columns == spec.head_dim, "state columns is {}, the layers have head_dim {}",
-                 state.columns, spec.head_dim);
-  if (spec.conv_width == 0) return;
-  check_argument(state.conv_dim == conv_dim(spec), "state conv_dim is {}, the layers have {}",
-                 state.conv_dim, conv_dim(spec));
-  check_argument(state.conv_width == spec.conv_width, "state conv_width is {}, the layers have {}",
-                 state.conv_width, spec.conv_width);
+  const LinearSpec& linear = spec.linear;
+  check_argument(state.heads == linear.value_heads,
+                 "state heads is {}, the layers have value_heads {}", state.heads,
+                 linear.value_heads);
+  check_argument(state.rows == linear.value_dim, "state rows is {}, the layers have value_dim {}",
+                 state.rows, linear.value_dim);
+  check_argument(state.columns == linear.key_dim, "state columns is {}, the layers have key_dim {}",
+                 state.columns, linear.key_dim);
+  if (linear.conv_width == 0) return;
+  check_argument(state.conv_dim == linear.conv_dim(), "state conv_dim is {}, the layers have {}",
+                 state.conv_dim, linear.conv_dim());
+  check_argument(state.conv_width == linear.conv_width,
+                 "state conv_width is {}, the layers have {}", state.conv_width, linear.conv_width);
 }
 
 void validate_limits(const AttentionSpec& spec, const BatchLimits& limits) {
   check_argument(limits.max_requests >= 1, "max_requests is {}, must be at least 1",
                  limits.max_requests);
   check_argument(limits.max_tokens >= 1, "max_tokens is {}, must be at least 1", limits.max_tokens);
-  const int64_t max_tokens = INT32_MAX / std::max(spec.q_heads, 1);
-  check_argument(limits.max_tokens <= max_tokens,
-                 "max_tokens is {}, at most {} with {} q_heads: rows are 32-bit", limits.max_tokens,
-                 max_tokens, spec.q_heads);
+  const int32_t heads = std::max({spec.q_heads, spec.linear.key_heads, 1});
+  check_argument(limits.max_tokens <= INT32_MAX / heads,
+                 "max_tokens is {}, at most {} with {} heads: rows are 32-bit", limits.max_tokens,
+                 INT32_MAX / heads, heads);
   check_argument(limits.max_q_len >= 1, "max_q_len is {}, must be at least 1", limits.max_q_len);
   check_argument(limits.max_kv_len >= 1, "max_kv_len is {}, must be at least 1", limits.max_kv_len);
   check_argument(limits.max_encoder_len >= 0, "max_encoder_len is {}, must not be negative",

@@ -1,25 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// What makes a request for a backend meaningless, whatever the backend.
+// Checks of a request that hold for every backend.
 #pragma once
 
 #include "fovea/select_backend.h"
 
 namespace fovea {
 
-constexpr bool is_linear(AttentionKind kind) {
-  return kind == AttentionKind::gated_delta_net || kind == AttentionKind::mamba2;
-}
-
-// Whether the layers keep their keys in a KvPool. Linear layers and packed scopes do not.
+// Returns true if the layers keep their keys in a KvPool. Linear layers and packed scopes do not.
 constexpr bool uses_kv_cache(const AttentionSpec& spec) {
   return !is_linear(spec.kind) && !is_packed(spec.scope);
 }
 
-// The scale in use: the spec's, or the default of its kind.
+// Returns the scale in use: the spec's, or the default of its kind.
 float softmax_scale(const AttentionSpec& spec);
 
-// Throws Error{invalid_argument} that names the first field that contradicts another or is out of
-// range: in the spec itself, between spec and cache, and in the limits.
+// Each throws Error{invalid_argument} naming the first field that is out of range or contradicts
+// another: in the spec, between spec and cache or state, in the limits, in the whole request.
 void validate_spec(const AttentionSpec& spec);
 void validate_cache(const AttentionSpec& spec, const KvCacheSpec& cache);
 void validate_state(const AttentionSpec& spec, const StateCacheSpec& state);

@@ -11,7 +11,7 @@
 namespace fovea {
 namespace {
 
-// The rows of a state, and its LSEs as one row.
+// Return the rows of a state, and its LSEs as one row.
 StridedRows out_of(const AttentionState& state, const StateShape& shape, int64_t tokens) {
   return {.data = state.out.data,
           .element_bytes = static_cast<int64_t>(dtype_bytes(shape.dtype)),
@@ -36,7 +36,7 @@ void check_state(const AttentionState& state, const StateShape& shape, int64_t t
   check_reach(lse_of(state, shape, tokens), fmt::format("{}.lse", name));
 }
 
-// What merge() writes is apart from all else that it is given.
+// Throws if memory that merge() writes overlaps anything else.
 void check_apart(const AttentionState& into, const AttentionState& part, const StateShape& shape,
                  int64_t tokens) {
   const StridedRows out = out_of(into, shape, tokens), lse = lse_of(into, shape, tokens);

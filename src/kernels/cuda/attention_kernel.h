@@ -37,7 +37,7 @@ struct AttentionSetup {
 
 // What is known of a batch's keys before it is planned, as bounds that hold for every replay.
 struct ExpectedKeys {
-  bool prefix_settled = false;  // BatchView::prefix_settled, for kernels that can read ahead
+  bool prefix_settled = false;  // BatchHints::prefix_written, for kernels that can read ahead
   int32_t max_kv_len = 0;       // of a request; 0: that of the limits
   int32_t requests = 0;         // that have any; 0: all
   // The kernel ahead of each attend() brings these keys and waits for all before itself before it

@@ -99,7 +99,7 @@ struct MlaPass {
 // the limits say.
 struct MlaBounds {
   int32_t max_q_len = 0, max_kv_len = 0;
-  bool prefix_settled = false;  // BatchView::prefix_settled
+  bool prefix_settled = false;  // BatchHints::prefix_written
 };
 
 // An attention kernel between portable/mla_plan and portable/mla_merge; its folder defines it.

@@ -16,13 +16,13 @@ namespace {
 
 constexpr double kNegativeInfinity = -std::numeric_limits<double>::infinity();
 
-// A task computes the query rows of up to kTaskRows / group tokens that share a kv head, so that a
-// key row is converted once for all of them.
+// A task computes the query rows of up to kTaskRows / group tokens under one kv head, so that a key
+// row is converted once for all of them.
 constexpr int32_t kTaskRows = 64;
 
 struct Request {
   int32_t index = 0;
-  int64_t first_row = 0;  // of q and out
+  int64_t first_row = 0;  // row of q and out
   int32_t q_len = 0;
   int32_t kv_len = 0;
 };
@@ -32,11 +32,14 @@ Request request_of(const AttentionParams& params, int32_t index) {
   return {index, begin, params.q_indptr[index + 1] - begin, params.kv_lens[index]};
 }
 
-// AttentionMask's definitions, word for word.
+// Implements the definitions of AttentionMask word for word.
 class Visibility {
  public:
-  Visibility(const AttentionMask& mask, const Request& request)
-      : mask_(mask), request_(request), cached_(request.kv_len - request.q_len) {}
+  Visibility(const AttentionParams& params, const Request& request)
+      : mask_(params.mask),
+        chunks_(params.chunks),
+        request_(request),
+        cached_(request.kv_len - request.q_len) {}
 
   int64_t query_position(int32_t token) const {
     return mask_.positions ? mask_.positions[request_.first_row + token] : cached_ + token;
@@ -67,7 +70,7 @@ class Visibility {
 
   bool in_chunk(int64_t key_at, int64_t query_at) const {
     const int64_t back = query_at / mask_.chunk - key_at / mask_.chunk;
-    return back >= mask_.nearest_chunk && back <= mask_.farthest_chunk;
+    return back >= chunks_.nearest && back <= chunks_.farthest;
   }
 
   bool in_item(int64_t key_at, int64_t query_at) const {
@@ -94,6 +97,7 @@ class Visibility {
   }
 
   const AttentionMask& mask_;
+  const ChunkReach& chunks_;
   const Request& request_;
   int32_t cached_;  // negative when there are more new tokens than keys
 };
@@ -133,15 +137,15 @@ void load_value(const AttentionParams& params, const Request& request, int32_t k
 void load_query(const AttentionParams& params, int64_t row, int32_t head, double* to) {
   const int32_t front = params.q_rope ? params.q_split_dim : params.head_dim;
   load_row(params.q, row, head, front, to);
-  if (params.q_scale) {
+  if (params.q_scale.data) {
     const double scale =
-        params.q_scale[row * params.q_scale_token_stride + head * params.q_scale_head_stride];
+        params.q_scale.data[row * params.q_scale.token_stride + head * params.q_scale.head_stride];
     for (int32_t d = 0; d < front; ++d) to[d] *= scale;
   }
   if (params.q_rope) load_row(params.q_rope, row, head, params.head_dim - front, to + front);
 }
 
-// Four partial sums hide the latency of the addition.
+// Four partial sums hide the latency of additions.
 double dot(const double* a, const double* b, int32_t size) {
   double sums[4] = {0, 0, 0, 0};
   int32_t d = 0;
@@ -164,7 +168,7 @@ class TaskRunner {
   TaskRunner(const AttentionParams& params, const Task& task)
       : params_(params),
         task_(task),
-        visibility_(params.mask, task_.request),
+        visibility_(params, task_.request),
         group_(params.q_heads / params.kv_heads),
         rows_((task.end - task.begin) * group_),
         queries_(static_cast<size_t>(rows_) * params.head_dim),
@@ -219,7 +223,7 @@ class TaskRunner {
   void normalise() {
     for (int32_t row = 0; row < rows_; ++row) {
       double* scores = scores_.data() + row * static_cast<size_t>(task_.request.kv_len);
-      double maximum = kNegativeInfinity;  // NaN as soon as one score is
+      double maximum = kNegativeInfinity;  // NaN if any score is NaN
       for (int32_t key = 0; key < task_.request.kv_len; ++key) {
         if (!std::isnan(maximum) && !(scores[key] <= maximum)) maximum = scores[key];
       }
@@ -245,7 +249,7 @@ class TaskRunner {
       bool loaded = false;
       for (int32_t row = 0; row < rows_; ++row) {
         const double weight = score(row, key);
-        if (weight == 0) continue;  // hidden, or too small to be seen in fp64
+        if (weight == 0) continue;  // hidden, or 0 in fp64
         if (!loaded) load_value(params_, task_.request, key, task_.kv_head, value_row.data());
         loaded = true;
         double* output = &outputs_[row * dim];

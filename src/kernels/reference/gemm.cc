@@ -9,7 +9,7 @@
 namespace fovea::kernels::reference {
 namespace {
 
-// Row n of the weight, whatever way it is stored.
+// Returns row n of the weight in either storage order.
 void load_weight_row(const GemmParams& params, int64_t n, std::vector<double>& to) {
   for (int64_t k = 0; k < params.k; ++k) {
     const int64_t at =

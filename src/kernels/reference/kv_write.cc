@@ -14,7 +14,7 @@
 namespace fovea::kernels::reference {
 namespace {
 
-// The scale that brings the largest finite value of a row to the largest code.
+// Returns the scale that maps the largest finite value of a row to the largest code.
 float dynamic_scale(const float* row, int32_t dim, DType dtype) {
   float amax = 0;
   for (int32_t d = 0; d < dim; ++d) {
@@ -24,7 +24,7 @@ float dynamic_scale(const float* row, int32_t dim, DType dtype) {
   return scale < FLT_MIN ? 1.0f : scale;
 }
 
-// Where a row goes and how it is stored.
+// The place of a row and its storage format.
 struct Target {
   char* to = nullptr;
   DType dtype = DType::f32;

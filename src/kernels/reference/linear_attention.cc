@@ -10,8 +10,8 @@
 namespace fovea::kernels::reference {
 namespace {
 
-// States are rounded to f32 after every token, as they lie in the pool, so that the bits do not
-// depend on how a prompt is cut into batches.
+// States are rounded to f32 after every token, as they are stored in the pool, so that the bits do
+// not depend on how a prompt is divided into batches.
 
 struct Request {
   int64_t begin = 0, end = 0;  // tokens
@@ -61,7 +61,7 @@ void clear_rows(float* out, const Request& request, int64_t token_stride, int64_
   }
 }
 
-// dim values at `from`, divided by their norm when asked.
+// Returns dim values at `from`, divided by their norm with l2_normalise.
 std::vector<double> load_vector(const float* from, int32_t dim, bool l2_normalise) {
   std::vector<double> vector(from, from + dim);
   if (!l2_normalise) return vector;
@@ -94,7 +94,7 @@ void gated_delta_net_head(const GatedDeltaNetParams& params, const Request& requ
     float* out = params.out + token * params.out_token_stride + head * value_dim;
     for (int64_t i = 0; i < value_dim; ++i) {
       float* s = state + i * key_dim;
-      double recalled = 0;  // what the decayed state holds under k
+      double recalled = 0;  // the decayed state's value for k
       for (int64_t j = 0; j < key_dim; ++j) recalled += alpha * s[j] * k[j];
       double o = 0;
       for (int64_t j = 0; j < key_dim; ++j) {

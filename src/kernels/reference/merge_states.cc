@@ -23,7 +23,7 @@ void merge_states(const MergeStatesParams& params) {
     double sum = 0;
     for (int32_t part = 0; part < params.parts; ++part) {
       const double lse = params.lse[part * params.lse_part_stride + at];
-      if (lse == kEmpty) continue;  // its o is not read: 0 * NaN must not leak
+      if (lse == kEmpty) continue;  // skip its o: 0 * NaN is NaN
       const double weight = std::exp(lse - maximum);
       const float* o = params.o + part * params.o_part_stride + at * params.dim;
       for (size_t d = 0; d < dim; ++d) merged[d] += weight * o[d];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The oracle: every operation as plain loops in fp64, correct by reading. Slow.
+// The oracle: every operation as plain loops in fp64. It is slow and easy to verify by reading.
 #pragma once
 
 #include "fovea/thread_pool.h"

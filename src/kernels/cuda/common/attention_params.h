@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/common/rotary.h"
+#include "kernels/mask.h"
 
 namespace fovea::kernels::cuda {
 
@@ -46,22 +47,7 @@ struct WorkList {
   int32_t ctas;
 };
 
-// Mask fields as in kernels::AttentionMask.
-struct MaskParams {
-  int32_t causal;
-  int32_t window;
-  int32_t chunk;
-  const int32_t* first_keys;  // [requests] or null; not together with spans
-  const int32_t* positions;
-  const uint64_t* tree;
-  const uint8_t* custom;
-  const int64_t* custom_indptr;
-  const int32_t* spans;
-  const int32_t* span_indptr;
-  const uint32_t* item_prefix_lens;
-  const uint16_t* token_pos_in_items;
-  int64_t token_pos_in_items_stride;
-};
+using MaskParams = AttentionMask;
 
 struct BatchParams {
   const int32_t* q_indptr;  // [requests + 1]

@@ -36,7 +36,7 @@ struct GroupParts {
 struct PrefixGroupsParams {
   const int32_t* q_indptr;       // [requests + 1]
   const int32_t* kv_lens;        // [requests]
-  const int32_t* shared_prefix;  // [requests], as BatchView::shared_prefix
+  const int32_t* shared_prefix;  // [requests], as BatchHints::shared_prefix
   PrefixGroups groups[kPrefixLevels];
   int32_t* first_keys;  // [requests] keys from here on belong to no group; or null
   int32_t* scratch;     // [kMaxPlanBlocks, requests, kPrefixScratch] beyond kHeldRequests

@@ -19,6 +19,7 @@ struct RowBounds {
 // One request's view of the mask.
 struct MaskView {
   const AttentionMask* mask;
+  ChunkReach chunks;
   int64_t first_row;  // a row of q
   int32_t request;
   int32_t q_len, kv_len;
@@ -28,6 +29,7 @@ struct MaskView {
 static inline MaskView mask_view(const AttentionParams& params, int32_t request) {
   MaskView view;
   view.mask = &params.mask;
+  view.chunks = params.chunks;
   view.first_row = params.q_indptr[request];
   view.request = request;
   view.q_len = params.q_indptr[request + 1] - params.q_indptr[request];
@@ -74,12 +76,12 @@ static inline int32_t tokens_of_item_before(const MaskView& view, int32_t positi
                                  item_prefix(view)];
 }
 
-static inline bool in_chunk(const AttentionMask& mask, int32_t at, int32_t from) {
-  const int32_t back = from / mask.chunk - at / mask.chunk;
-  return back >= mask.nearest_chunk && back <= mask.farthest_chunk;
+static inline bool in_chunk(const MaskView& view, int32_t at, int32_t from) {
+  const int32_t back = from / view.mask->chunk - at / view.mask->chunk;
+  return back >= view.chunks.nearest && back <= view.chunks.farthest;
 }
 
-// Implements the definition in kernels/attention.h.
+// Implements the definition in kernels/mask.h.
 static inline bool key_visible(const MaskView& view, int32_t key, int32_t token) {
   const AttentionMask& mask = *view.mask;
   const int32_t from = token_position(view, token);
@@ -87,7 +89,7 @@ static inline bool key_visible(const MaskView& view, int32_t key, int32_t token)
   if (mask.spans && same_span(view, at, from)) return true;
   if (!in_order(view, key, token)) return false;
   if (mask.window > 0 && at <= from - mask.window) return false;
-  if (mask.chunk > 0 && !in_chunk(mask, at, from)) return false;
+  if (mask.chunk > 0 && !in_chunk(view, at, from)) return false;
   if (mask.item_prefix_lens) {
     const int32_t prefix = item_prefix(view);
     if (from >= prefix && at >= prefix && at < from - tokens_of_item_before(view, from)) {
@@ -102,18 +104,19 @@ static inline int32_t smaller(int32_t a, int32_t b) { return a < b ? a : b; }
 static inline int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
 
 // Returns the first position within the window and the chunks of a token at `from`.
-static inline int32_t reach_begin(const AttentionMask& mask, int32_t from) {
+static inline int32_t reach_begin(const MaskView& view, int32_t from) {
+  const AttentionMask& mask = *view.mask;
   const int32_t begin = mask.window > 0 ? larger(0, from - mask.window + 1) : 0;
   if (mask.chunk == 0) return begin;
-  return larger(begin, larger(0, from / mask.chunk - mask.farthest_chunk) * mask.chunk);
+  return larger(begin, larger(0, from / mask.chunk - view.chunks.farthest) * mask.chunk);
 }
 
 // Narrows the row by the masks on positions, for keys whose position is their index.
 static inline void narrow(const MaskView& view, int32_t from, RowBounds& row) {
   const AttentionMask& mask = *view.mask;
-  row.begin = larger(row.begin, reach_begin(mask, from));
+  row.begin = larger(row.begin, reach_begin(view, from));
   if (mask.chunk > 0) {
-    const int32_t chunks = larger(0, from / mask.chunk - mask.nearest_chunk + 1);
+    const int32_t chunks = larger(0, from / mask.chunk - view.chunks.nearest + 1);
     const int64_t end = int64_t{chunks} * mask.chunk;
     if (end < row.end) row.end = static_cast<int32_t>(end);
   }
@@ -166,7 +169,7 @@ static inline RowBounds row_bounds(const MaskView& view, int32_t token) {
     // Keys before the window may be missing from a window pool, and their slots may hold NaN. New
     // keys may have moved positions.
     const int32_t cached = larger(0, view.cached);
-    row.begin = larger(row.begin, smaller(reach_begin(mask, from), moved_keys ? cached : row.end));
+    row.begin = larger(row.begin, smaller(reach_begin(view, from), moved_keys ? cached : row.end));
     return row;
   }
   if (mask.causal && !mask.tree) row.end = larger(0, smaller(row.end, view.cached + token + 1));

@@ -52,7 +52,7 @@ DType stored(const AttentionSetup& setup) {
 }
 
 bool never_plain(const AttentionSpec& spec) {
-  return spec.mask != MaskKind::none || spec.logit_cap > 0 || spec.has_alibi;
+  return spec.mask != MaskKind::none || spec.scores.logit_cap > 0 || spec.scores.has_alibi;
 }
 
 bool widens(const AttentionSetup& setup) {
@@ -62,7 +62,7 @@ bool widens(const AttentionSetup& setup) {
 bool uses_positions(const AttentionSpec& spec) { return spec.window > 0 || spec.chunk > 0; }
 
 bool measures_positions(const AttentionSpec& spec) {
-  return uses_positions(spec) || spec.has_alibi || spec.mask == MaskKind::prefix_spans ||
+  return uses_positions(spec) || spec.scores.has_alibi || spec.mask == MaskKind::prefix_spans ||
          spec.mask == MaskKind::multi_item;
 }
 

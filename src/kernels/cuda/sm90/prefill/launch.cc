@@ -96,7 +96,7 @@ class HopperPrefill final : public AttentionKernel {
       }
     }
     params_.heads_shift = heads_shift(setup.spec);
-    if (setup.spec.logit_cap > 0) params_.cap = near_cap(setup.spec.logit_cap);
+    if (setup.spec.scores.logit_cap > 0) params_.cap = near_cap(setup.spec.scores.logit_cap);
   }
 
   void reserve(const BatchLimits& limits, std::byte* workspace) override {

@@ -15,8 +15,8 @@ namespace {
 constexpr std::string_view kOrderFolder = "sm90/prefill_order";
 // What is not plain. Slopes of wider heads spill.
 const char* scores_of(const AttentionSpec& spec, int32_t head_dim) {
-  if (spec.logit_cap > 0 || (spec.has_alibi && head_dim > 128)) return "general";
-  return spec.has_alibi ? "sloped" : "masked";
+  if (spec.scores.logit_cap > 0 || (spec.scores.has_alibi && head_dim > 128)) return "general";
+  return spec.scores.has_alibi ? "sloped" : "masked";
 }
 
 // Whether rows that threads gather lie in pages of their own.

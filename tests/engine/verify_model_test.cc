@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The perplexity that smaller caches may cost on the validation texts, and results that never pass.
-#include "fovea/check.h"
+#include "fovea/verify_model.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -25,16 +25,16 @@ namespace {
 class ReducedCaches : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(ReducedCaches, KeepThePerplexity) {
-  CheckOptions options;
+  VerifyOptions options;
   options.engine.model_path = model_folder(GetParam());
   options.engine.kv_memory_bytes = size_t{64} << 20;
   options.engine.max_context = 1024;
   options.engine.threads = 2;
   options.backends = {"cpu"};
   options.kv_dtypes = {DType::bf16, DType::f8e4m3};  // with a scale per token and head
-  const std::vector<CheckRow> rows = check_model(options);
+  const std::vector<VerifyRow> rows = verify_model(options);
   ASSERT_EQ(rows.size(), 2u);
-  for (const CheckRow& row : rows) {
+  for (const VerifyRow& row : rows) {
     SCOPED_TRACE(dtype_name(row.kv_dtype));
     EXPECT_EQ(row.unsupported, "");
     EXPECT_GT(row.perplexity, 10);
@@ -59,9 +59,9 @@ TEST(CheckModel, SaysWhatALoadSays) {
              "the architecture is 'MambaForCausalLM'; known are LlamaForCausalLM"},
         Case{{{"quantization_config", {{"bits", 4}}}}, "quantization_config is set"}}) {
     const PatchedModel model("llama", patch);
-    CheckOptions options;
+    VerifyOptions options;
     options.engine.model_path = model.folder();
-    test::expect_error(ErrorCode::unsupported, message, [&] { check_model(options); });
+    test::expect_error(ErrorCode::unsupported, message, [&] { verify_model(options); });
   }
 }
 
@@ -104,7 +104,7 @@ TEST(CheckModel, ADifferenceThatIsNoNumberNeverPasses) {
         -std::numeric_limits<float>::infinity()}) {
     SCOPED_TRACE(value);
     const ChangedReference model("llama", "prompt_1.last_logits", value);
-    CheckOptions options;
+    VerifyOptions options;
     options.engine.model_path = model.folder();
     options.engine.kv_memory_bytes = size_t{64} << 20;
     options.engine.max_context = 1024;
@@ -112,7 +112,7 @@ TEST(CheckModel, ADifferenceThatIsNoNumberNeverPasses) {
     options.perplexity = false;
     options.backends = {"cpu"};
     options.kv_dtypes = {DType::f32, DType::bf16, DType::f8e4m3};
-    for (const CheckRow& row : check_model(options)) {
+    for (const VerifyRow& row : verify_model(options)) {
       SCOPED_TRACE(dtype_name(row.kv_dtype));
       EXPECT_EQ(row.unsupported, "");
       EXPECT_FALSE(std::isfinite(row.max_logit_difference));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "fovea/check.h"
+#include "fovea/verify_model.h"
 
 #include <algorithm>
 #include <cmath>
@@ -89,7 +89,7 @@ double measure_perplexity(Engine& engine, const Reference& reference,
   return std::exp(total / static_cast<double>(windows * (window - 1)));
 }
 
-void check_prompts(Engine& engine, const Reference& reference, CheckRow& row,
+void check_prompts(Engine& engine, const Reference& reference, VerifyRow& row,
                    const std::function<void(std::string_view)>& progress) {
   const auto vocabulary = static_cast<size_t>(engine.vocabulary());
   std::vector<GenerateRequest> requests;
@@ -127,9 +127,9 @@ void check_prompts(Engine& engine, const Reference& reference, CheckRow& row,
   }
 }
 
-CheckRow check_combination(const CheckOptions& options, const std::string& backend, DType kv_dtype,
-                           const Reference& reference) {
-  CheckRow row;
+VerifyRow check_combination(const VerifyOptions& options, const std::string& backend,
+                            DType kv_dtype, const Reference& reference) {
+  VerifyRow row;
   row.backend = backend;
   row.kv_dtype = kv_dtype;
   EngineOptions engine_options = options.engine;
@@ -152,7 +152,7 @@ CheckRow check_combination(const CheckOptions& options, const std::string& backe
     row.perplexity = measure_perplexity(*engine, reference, progress);
     row.perplexity_change = row.perplexity / reference.perplexity - 1;
   }
-  const CheckLimits limits = check_limits(kv_dtype);
+  const VerifyLimits limits = verify_limits(kv_dtype);
   // Even a difference without a limit must be finite: NaN and infinities never pass.
   row.pass = std::isfinite(row.max_logit_difference) &&
              row.max_logit_difference <= limits.logit_difference &&
@@ -163,14 +163,14 @@ CheckRow check_combination(const CheckOptions& options, const std::string& backe
 
 }  // namespace
 
-CheckLimits check_limits(DType kv_dtype) {
+VerifyLimits verify_limits(DType kv_dtype) {
   constexpr float kNotJudged = std::numeric_limits<float>::infinity();
   if (kv_dtype == DType::f32) return {2e-3f, true, 1e-3};
   if (is_fp8(kv_dtype)) return {kNotJudged, false, 3e-2};
   return {kNotJudged, false, 1e-2};
 }
 
-std::vector<CheckRow> check_model(const CheckOptions& options) {
+std::vector<VerifyRow> verify_model(const VerifyOptions& options) {
   // A missing device or an unknown model is an error, not a refusal by a backend.
   const DeviceInfo device = find_device(options.engine.device);
   const std::string& folder = options.engine.model_path;
@@ -183,16 +183,16 @@ std::vector<CheckRow> check_model(const CheckOptions& options) {
     const BackendRegistry& registry = options.engine.registry ? *options.engine.registry : builtin;
     for (const BackendEntry& entry : registry.entries()) backends.push_back(entry.name);
   }
-  std::vector<CheckRow> rows;
+  std::vector<VerifyRow> rows;
   std::set<std::string> refusals;
   for (const std::string& backend : backends) {
-    std::vector<CheckRow> of_backend;
+    std::vector<VerifyRow> of_backend;
     for (const DType kv_dtype : options.kv_dtypes) {
       of_backend.push_back(check_combination(options, backend, kv_dtype, reference));
       refusals.insert(of_backend.back().unsupported);
     }
     const bool runs = std::any_of(of_backend.begin(), of_backend.end(),
-                                  [](const CheckRow& row) { return row.unsupported.empty(); });
+                                  [](const VerifyRow& row) { return row.unsupported.empty(); });
     if (runs || !options.backends.empty()) std::ranges::move(of_backend, std::back_inserter(rows));
   }
   // If all backends give the same reason, it is an error of the model.
