@@ -12,25 +12,25 @@ namespace fovea {
 namespace {
 
 // Returns the longest context with which up to q_len new tokens are up-projected.
-int64_t most_context(const AttentionSpec& spec, int32_t q_len) {
-  const int32_t most = most_up_projected_context(spec, q_len);
+int64_t longest_context(const AttentionSpec& spec, int32_t q_len) {
+  const int32_t most = max_up_projected_context(spec, q_len);
   return most < kLongContext ? std::max(most, 0) : std::numeric_limits<int32_t>::max();
 }
 
 // Returns the number of new tokens that separates the forms: requests with at least as many are
 // cheaper up-projected, all others absorbed. 0: no number separates them.
-int32_t least_up_projected(const AttentionSpec& spec, const BatchView& batch) {
-  int32_t most_absorbed = 0, least = std::numeric_limits<int32_t>::max();
+int32_t min_up_projected(const AttentionSpec& spec, const BatchView& batch) {
+  int32_t max_absorbed = 0, least = std::numeric_limits<int32_t>::max();
   for (int32_t i = 0; i < batch.requests; ++i) {
     const int32_t q_len = batch.hints.host_q_lens[i];
     if (q_len == 0) continue;
     if (choose_mla_form(spec, q_len, batch.hints.host_kv_lens[i]) == MlaForm::absorbed) {
-      most_absorbed = std::max(most_absorbed, q_len);
+      max_absorbed = std::max(max_absorbed, q_len);
     } else {
       least = std::min(least, q_len);
     }
   }
-  return most_absorbed < least ? most_absorbed + 1 : 0;
+  return max_absorbed < least ? max_absorbed + 1 : 0;
 }
 
 void add_up_projected(MlaFormBounds& bounds, int64_t context, int32_t q_len, int32_t kv_len) {
@@ -41,14 +41,14 @@ void add_up_projected(MlaFormBounds& bounds, int64_t context, int32_t q_len, int
   bounds.max_kv_len = std::max(bounds.max_kv_len, kv_len);
 }
 
-MlaFormBounds bound_by_q_len(const BatchView& batch, int32_t least_q_len) {
-  MlaFormBounds bounds{.least_q_len = least_q_len, .by_q_len = true};
+MlaFormBounds bound_by_q_len(const BatchView& batch, int32_t min_q_len) {
+  MlaFormBounds bounds{.min_q_len = min_q_len, .by_q_len = true};
   for (int32_t i = 0; i < batch.requests; ++i) {
     const int32_t q_len = batch.hints.host_q_lens[i], kv_len = batch.hints.host_kv_lens[i];
-    if (q_len >= least_q_len) {
-      add_up_projected(bounds, std::max(kv_len - least_q_len, 0), q_len, kv_len);
+    if (q_len >= min_q_len) {
+      add_up_projected(bounds, std::max(kv_len - min_q_len, 0), q_len, kv_len);
     } else {
-      bounds.most_absorbed = std::max(bounds.most_absorbed, q_len);
+      bounds.max_absorbed = std::max(bounds.max_absorbed, q_len);
     }
   }
   return bounds;
@@ -73,7 +73,7 @@ MlaForm choose_mla_form(const AttentionSpec& spec, int32_t q_len, int32_t kv_len
   return up_projected < absorbed ? MlaForm::up_projected : MlaForm::absorbed;
 }
 
-int32_t most_up_projected_context(const AttentionSpec& spec, int32_t q_len) {
+int32_t max_up_projected_context(const AttentionSpec& spec, int32_t q_len) {
   const auto up_projected = [&](int32_t context) {
     return choose_mla_form(spec, q_len, q_len + context) == MlaForm::up_projected;
   };
@@ -86,7 +86,7 @@ int32_t most_up_projected_context(const AttentionSpec& spec, int32_t q_len) {
   return low;
 }
 
-MlaRows most_up_projected_rows(const BatchLimits& batch, int64_t max_context) {
+MlaRows max_up_projected_rows(const BatchLimits& batch, int64_t max_context) {
   const int64_t requests = std::min(batch.max_requests, batch.max_tokens / kMinUpProjected);
   const int64_t before = std::min<int64_t>(max_context, batch.max_kv_len - kMinUpProjected);
   const int64_t context = requests * std::max<int64_t>(before, 0);
@@ -96,11 +96,11 @@ MlaRows most_up_projected_rows(const BatchLimits& batch, int64_t max_context) {
 
 MlaFormBounds bound_mla_forms(const AttentionSpec& spec, const BatchView& batch,
                               const BatchLimits& most, int64_t max_context) {
-  MlaFormBounds bounds{.most_absorbed = most.max_q_len};
+  MlaFormBounds bounds{.max_absorbed = most.max_q_len};
   if (batch.hints.host_q_lens.empty()) {
     if (most.max_q_len >= kMinUpProjected) {
-      const int64_t context = most_context(spec, most.max_q_len);
-      bounds.rows = most_up_projected_rows(most, context);
+      const int64_t context = longest_context(spec, most.max_q_len);
+      bounds.rows = max_up_projected_rows(most, context);
       bounds.requests = std::min(most.max_requests, most.max_tokens / kMinUpProjected);
       bounds.max_q_len = most.max_q_len;
       bounds.max_kv_len =
@@ -108,14 +108,14 @@ MlaFormBounds bound_mla_forms(const AttentionSpec& spec, const BatchView& batch,
     }
     return bounds;
   }
-  if (const int32_t least = least_up_projected(spec, batch); least > 0) {
+  if (const int32_t least = min_up_projected(spec, batch); least > 0) {
     const MlaFormBounds apart = bound_by_q_len(batch, least);
     if (apart.rows.context <= max_context) return apart;
   }
   for (int32_t i = 0; i < batch.requests; ++i) {
     const int32_t q_len = batch.hints.host_q_lens[i], kv_len = batch.hints.host_kv_lens[i];
     if (q_len < kMinUpProjected) continue;
-    const int64_t context = std::min<int64_t>(most_context(spec, q_len), kv_len);
+    const int64_t context = std::min<int64_t>(longest_context(spec, q_len), kv_len);
     const int64_t tokens = std::min<int64_t>(context + q_len, kv_len);
     add_up_projected(bounds, context, q_len, static_cast<int32_t>(tokens));
   }
@@ -168,7 +168,7 @@ std::string describe_mla_forms(const AttentionSpec& spec, std::string_view conte
            "it";
   }
   int32_t always = kMinUpProjected;  // with so many new tokens, no context is too long
-  while (always < kLongContext && most_up_projected_context(spec, always) < kLongContext) ++always;
+  while (always < kLongContext && max_up_projected_context(spec, always) < kLongContext) ++always;
   if (always == kLongContext) return "absorbed form only: it is the cheaper one for these dims";
   std::string text = fmt::format("up-projected from {} new tokens of a request on", always);
   if (always > kMinUpProjected) {
@@ -176,7 +176,7 @@ std::string describe_mla_forms(const AttentionSpec& spec, std::string_view conte
     text += fmt::format(
         ", and from {} on where few tokens stand before them (with {} new ones at "
         "most {})",
-        kMinUpProjected, middle, most_up_projected_context(spec, middle));
+        kMinUpProjected, middle, max_up_projected_context(spec, middle));
   }
   return text + fmt::format("; {}; else absorbed", context);
 }

@@ -43,7 +43,7 @@ MlaForm choose_mla_form(const AttentionSpec& spec, int32_t q_len, int32_t kv_len
 // Returns the longest context before q_len new tokens with which they are up-projected; -1: none,
 // kLongContext: any. It grows with q_len.
 inline constexpr int32_t kLongContext = 1 << 20;
-int32_t most_up_projected_context(const AttentionSpec& spec, int32_t q_len);
+int32_t max_up_projected_context(const AttentionSpec& spec, int32_t q_len);
 
 // Upper bounds on the rows of all up-projected requests of a batch.
 struct MlaRows {
@@ -52,18 +52,18 @@ struct MlaRows {
 };
 // Returns these bounds for batches within the limits. max_context: tokens before the new tokens of
 // an up-projected request.
-MlaRows most_up_projected_rows(const BatchLimits& batch, int64_t max_context);
+MlaRows max_up_projected_rows(const BatchLimits& batch, int64_t max_context);
 
 // Bounds on the forms of a batch, by bounds on its lengths.
 struct MlaFormBounds {
   // Only requests with at least this many new tokens are up-projected: all of them if by_q_len,
   // else those for which choose_mla_form() returns it.
-  int32_t least_q_len = kMinUpProjected;
+  int32_t min_q_len = kMinUpProjected;
   bool by_q_len = false;
   // Bounds on the up-projected requests.
   MlaRows rows;
   int32_t requests = 0, max_q_len = 0, max_kv_len = 0;
-  int32_t most_absorbed = 0;  // new tokens of an absorbed request; 0: there are none
+  int32_t max_absorbed = 0;  // new tokens of an absorbed request; 0: there are none
 };
 // Bounds the forms of a batch. `most` has the batch's own bounds, none of them 0. The result is
 // by_q_len if BatchHints::host_q_lens are given, if every request that is cheaper absorbed has

@@ -298,15 +298,15 @@ TEST(MlaCost, HostLengthsTellPromptsFromDecodes) {
   const HostLens mixed{{1, 512, 4, 0, 200}, {4000, 512, 3000, 0, 9000}};
   const MlaFormBounds bounds = mixed.bounds();
   EXPECT_TRUE(bounds.by_q_len);
-  EXPECT_EQ(bounds.least_q_len, 5);
+  EXPECT_EQ(bounds.min_q_len, 5);
   EXPECT_EQ(bounds.rows.all, 512 + 9000);
   EXPECT_EQ(bounds.rows.context, 512 + 9000 - 2 * 5);
-  EXPECT_EQ(bounds.most_absorbed, 4);
+  EXPECT_EQ(bounds.max_absorbed, 4);
   EXPECT_FALSE(mixed.bounds(9000).by_q_len) << "there is no room for all";
 
   const HostLens prompts{{20, 512}, {20, 600}};
-  EXPECT_EQ(prompts.bounds().most_absorbed, 0) << "nobody is absorbed";
-  EXPECT_EQ(prompts.bounds().least_q_len, 1);
+  EXPECT_EQ(prompts.bounds().max_absorbed, 0) << "nobody is absorbed";
+  EXPECT_EQ(prompts.bounds().min_q_len, 1);
 
   const HostLens decodes{{1, 1}, {20, 600}};
   EXPECT_EQ(decodes.bounds().rows.all, 0) << "nobody is up-projected";
@@ -314,7 +314,7 @@ TEST(MlaCost, HostLengthsTellPromptsFromDecodes) {
   // 100 new tokens after 4000 are absorbed, 20 without context are not.
   const HostLens crossed{{100, 20}, {4100, 20}};
   EXPECT_FALSE(crossed.bounds().by_q_len);
-  EXPECT_EQ(crossed.bounds().most_absorbed, 4096);
+  EXPECT_EQ(crossed.bounds().max_absorbed, 4096);
 }
 
 // Checks the bounds for random lengths within the limits.
@@ -341,18 +341,18 @@ TEST(MlaCost, BoundsOfFormsHold) {
       const int32_t kv_len = q_len + below(most.kv_lens[i] - q_len + 1);
       if (q_len == 0) continue;
       const bool up = bounds.by_q_len
-                          ? q_len >= bounds.least_q_len
+                          ? q_len >= bounds.min_q_len
                           : choose_mla_form(spec, q_len, kv_len) == MlaForm::up_projected;
       if (up) {
         rows.context += kv_len - q_len;
         rows.all += kv_len;
       } else {
-        EXPECT_LE(q_len, bounds.most_absorbed);
+        EXPECT_LE(q_len, bounds.max_absorbed);
       }
       // At the bounds the chosen forms are the cheaper ones.
       const bool cheaper =
           choose_mla_form(spec, most.q_lens[i], most.kv_lens[i]) == MlaForm::up_projected;
-      EXPECT_TRUE(!bounds.by_q_len || (most.q_lens[i] >= bounds.least_q_len) == cheaper);
+      EXPECT_TRUE(!bounds.by_q_len || (most.q_lens[i] >= bounds.min_q_len) == cheaper);
     }
     EXPECT_LE(rows.context, bounds.rows.context);
     EXPECT_LE(rows.all, bounds.rows.all);

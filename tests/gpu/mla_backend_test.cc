@@ -273,7 +273,7 @@ TEST_P(MlaBackend, FormsAreThoseOfTheCostModel) {
                                       .kv_lora_rank = kRank,
                                       .nope_dim = spec_.mla.nope_dim,
                                       .v_dim = spec_.mla.v_dim,
-                                      .least_q_len = by_q_len > 0 ? by_q_len : kMinUpProjected,
+                                      .min_q_len = by_q_len > 0 ? by_q_len : kMinUpProjected,
                                       .by_q_len = by_q_len > 0,
                                       .at_once = at_once,
                                       .most_rows = most,

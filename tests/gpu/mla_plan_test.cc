@@ -133,7 +133,8 @@ void MlaPlanners::expect_plan(const PlanCase& test) {
   plan.batch = params;
   plan.batch.q_heads = test.heads;
   plan.batch.kv_heads = 1;
-  plan.batch.mask.window = plan.batch.least_q_len = plan.batch.most_q_len = 0;
+  plan.batch.mask.window = 0;
+  plan.batch.min_planned_q_len = plan.batch.max_planned_q_len = 0;
   plan.work.items = items.data();
   plan.work.ranges = ranges.data();
   plan.work.merges = merges.data();

@@ -132,7 +132,7 @@ struct Prefixes {
     PlanParams plan{.batch = batch, .work = lists.list(parts), .whole_tiles = 0};
     plan.batch.q_indptr = found.groups[0].q_indptr;
     plan.batch.kv_lens = found.groups[0].kv_lens;
-    plan.batch.least_kv_len = 1;
+    plan.batch.min_kv_len = 1;
     plan.batch.mask = {};
     plan.batch.mask.first_keys = found.groups[0].first_keys;
     return plan;
@@ -146,11 +146,11 @@ struct Prefixes {
 constexpr float kNoPairs = 1e30f;
 
 TEST_P(Planners, MixedBatchesAreThoseOfTwoLaunches) {
-  if (batch().most_q_len > 0) GTEST_SKIP() << "the batch of one of its plans";
+  if (batch().max_planned_q_len > 0) GTEST_SKIP() << "the batch of one of its plans";
   BatchParams few = params, many = params;
-  few.most_q_len = kMostFew;
-  many.least_q_len = kMostFew + 1;
-  many.most_q_len = 1 << 30;
+  few.max_planned_q_len = kMostFew;
+  many.min_planned_q_len = kMostFew + 1;
+  many.max_planned_q_len = 1 << 30;
   const auto tokens = static_cast<size_t>(q_indptr_host.back());
   const OrderList order_alone(tokens);
   load("sm90/prefill_order", {"256", "whole"})
@@ -189,7 +189,8 @@ TEST_P(Planners, MixedBatchesAreThoseOfTwoLaunches) {
 }
 
 TEST_P(Planners, CascadesAreThoseOfTwoLaunches) {
-  if (batch().most_q_len > 0 || batch().window > 0) GTEST_SKIP() << "not where prefixes are shared";
+  if (batch().max_planned_q_len > 0 || batch().window > 0)
+    GTEST_SKIP() << "not where prefixes are shared";
   constexpr int32_t kLevels = 2;
   std::mt19937 random(9);
   std::vector<int32_t> shared(batch().requests.size());
@@ -229,7 +230,8 @@ TEST_P(Planners, CascadesAreThoseOfTwoLaunches) {
 
 // The kernel that merges must find the parts of a pair.
 TEST_P(Planners, PartsOfGroupsAreFoundByTheirPair) {
-  if (batch().most_q_len > 0 || batch().window > 0) GTEST_SKIP() << "not where prefixes are shared";
+  if (batch().max_planned_q_len > 0 || batch().window > 0)
+    GTEST_SKIP() << "not where prefixes are shared";
   const std::vector<int32_t> shared(batch().requests.size(), 700);
   const Prefixes prefixes(params, shared, 1);
   const GroupLists groups(batch(), 1);

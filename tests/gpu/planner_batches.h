@@ -25,12 +25,12 @@ struct Batch {
   std::vector<std::pair<int32_t, int32_t>> requests;  // q_len, kv_len
   int32_t q_heads = 8, kv_heads = 2;
   int32_t window = 0;
-  int32_t least_q_len = 0, most_q_len = 0;  // as the plan has them
-  bool alike = false;                       // all requests are equal
+  int32_t min_planned_q_len = 0, max_planned_q_len = 0;  // as the plan has them
+  bool alike = false;                                    // all requests are equal
 
   bool planned(size_t i) const {
     const int32_t q_len = requests[i].first;
-    return most_q_len == 0 || (q_len >= least_q_len && q_len <= most_q_len);
+    return max_planned_q_len == 0 || (q_len >= min_planned_q_len && q_len <= max_planned_q_len);
   }
   int32_t group() const { return q_heads / kv_heads; }
   // Returns the keys that tokens [first, last] see: causal, window.
@@ -125,8 +125,8 @@ class Planners : public test::GpuKernelTest<::testing::TestWithParam<Batch>, 90>
     params.requests = static_cast<int32_t>(lens.size());
     params.q_heads = batch().q_heads;
     params.kv_heads = batch().kv_heads;
-    params.least_q_len = batch().least_q_len;
-    params.most_q_len = batch().most_q_len;
+    params.min_planned_q_len = batch().min_planned_q_len;
+    params.max_planned_q_len = batch().max_planned_q_len;
     params.mask.causal = 1;
     params.mask.window = batch().window;
   }

@@ -102,7 +102,7 @@ TEST_P(Planners, DecodeCoversEveryKeyOnceInEqualRanges) {
     list.list.least_units = 1;
     list.least_ctas = (ctas + 1) / 2;
     list.pairs_per_unit = 100;
-    if (batch().most_q_len > 0) {
+    if (batch().max_planned_q_len > 0) {
       const PassPlanParams pass{.decode = list, .decode_blocks = 4, .decode_rows = kRowTile};
       load("sm90/pass_plan", {"16", "4"}).launch({4}, pass, nullptr);
     } else {
@@ -138,7 +138,7 @@ TEST_P(Planners, DecodeCoversEveryKeyOnceInEqualRanges) {
     // The cuts are equal. A CTA may fall into the overhead of an item, and the plan may use fewer
     // CTAs than there are, to keep tiles whole or to leave SMs to the concurrent kernel.
     EXPECT_LE(std::ranges::max(found.loads), (line + live - 1) / live);
-    const int32_t expected = batch().most_q_len > 0 ? list.least_ctas : ctas;
+    const int32_t expected = batch().max_planned_q_len > 0 ? list.least_ctas : ctas;
     EXPECT_GE(2 * (kOverhead + 1) * live, std::min<int64_t>(expected, line / 8));
     for (const int32_t part : found.slots) EXPECT_EQ(tickets.read()[static_cast<size_t>(part)], 0);
   }
@@ -148,7 +148,7 @@ TEST_P(Planners, DecodeCoversEveryKeyOnceInEqualRanges) {
 // the tile's CTAs begin.
 TEST_P(Planners, DecodePutsThePartsOfSimilarTilesIntoClusters) {
   constexpr int32_t kPartUnits = 20, kLeastUnits = 8;
-  if (batch().most_q_len > 0) return;
+  if (batch().max_planned_q_len > 0) return;
   const Kernel plan = load("sm90/decode_plan", {"8", "16", "4"});
   size_t all_tiles = 0;
   for (const auto& [q_len, kv_len] : batch().requests) {
@@ -245,7 +245,7 @@ TEST_P(Planners, PrefillTakesEveryTileOnceTheHeaviestOfASectionFirst) {
   int32_t each = params.requests;
   if (request_bytes > 0) each = std::min(each, static_cast<int32_t>((16 << 20) / request_bytes));
   int32_t sections = each > 0 ? (params.requests + each - 1) / each : 1;
-  if (sections > 64 || batch().most_q_len > 0 ||
+  if (sections > 64 || batch().max_planned_q_len > 0 ||
       found.tile_count * (batch().q_heads >> kHeadsShift) < 2 * sections * kBlocks) {
     sections = 1;
   }

@@ -74,7 +74,7 @@ class CudaBackend final : public AttentionBackend {
  private:
   const AttentionSpec& spec() const { return setup_.spec; }
   void plan_kernels(const BatchView& batch, cuda::PassPlan& pass);
-  void expect_long_requests(const BatchView& batch, int32_t least_q_len);
+  void expect_long_requests(const BatchView& batch, int32_t min_q_len);
   void launch_layer(const LayerTensors& tensors, Stream stream);
 
   gpu::Context context_;
@@ -173,9 +173,9 @@ void CudaBackend::plan_kernels(const BatchView& batch, cuda::PassPlan& pass) {
   if (batch.mode == ForwardMode::mixed && batch.requests > 1 && active_ == prefill_.get() &&
       most > 0) {
     beside_ = decode_.get();
-    all.least_q_len = most + 1;
-    all.most_q_len = std::numeric_limits<int32_t>::max();
-    few.most_q_len = most;
+    all.min_planned_q_len = most + 1;
+    all.max_planned_q_len = std::numeric_limits<int32_t>::max();
+    few.max_planned_q_len = most;
     few.max_q_len = 1;  // of nearly all of them
     const bool own_keys = uses_kv_cache(spec()) && spec().scope != AttentionScope::cross;
     if (!batch.hints.host_q_lens.empty() && own_keys) expect_long_requests(batch, most + 1);
@@ -185,10 +185,10 @@ void CudaBackend::plan_kernels(const BatchView& batch, cuda::PassPlan& pass) {
 }
 
 // The kernel for many new tokens of a mixed batch attends to no others than these.
-void CudaBackend::expect_long_requests(const BatchView& batch, int32_t least_q_len) {
+void CudaBackend::expect_long_requests(const BatchView& batch, int32_t min_q_len) {
   int32_t requests = 0, most_keys = 0;
   for (int32_t i = 0; i < batch.requests; ++i) {
-    if (batch.hints.host_q_lens[i] < least_q_len) continue;
+    if (batch.hints.host_q_lens[i] < min_q_len) continue;
     ++requests;
     most_keys = std::max(most_keys, batch.hints.host_kv_lens[i]);
   }

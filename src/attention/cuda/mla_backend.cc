@@ -49,7 +49,7 @@ class MlaBackend final : public AttentionBackend {
 
   const AttentionSpec& spec() const { return setup_.spec; }
   int64_t latent_values() const { return int64_t{heads_} * spec().mla.kv_lora_rank; }
-  int32_t most_q_len(const BatchView& batch) const;
+  int32_t max_q_len(const BatchView& batch) const;
   void load_decodes(int32_t heads, std::vector<cuda::MlaDecode>& decodes) const;
   void launch_heads(const LayerTensors& tensors, const Layer& layer, Stream stream);
   void launch_layer(const LayerTensors& tensors, Stream stream);
@@ -152,7 +152,7 @@ void MlaBackend::reserve(const BatchLimits& limits, std::span<std::byte> workspa
   planned_ = false;
 }
 
-int32_t MlaBackend::most_q_len(const BatchView& batch) const {
+int32_t MlaBackend::max_q_len(const BatchView& batch) const {
   if (batch.mode == ForwardMode::decode) return 1;
   return batch.hints.max_q_len > 0 ? batch.hints.max_q_len : rules_.limits.max_q_len;
 }
@@ -174,7 +174,7 @@ void MlaBackend::plan(const BatchView& batch, Stream stream) {
     params.kv_heads = 1;
     params.mask.causal = 1;
     params.mask.tree = spec().mask == MaskKind::tree ? batch.masks.tree.ancestors.data() : nullptr;
-    const int32_t longest = most_q_len(batch);
+    const int32_t longest = max_q_len(batch);
     if (spec().window > 0) {
       check_argument(batch.positions.empty() || longest <= kMaxPlaced,
                      "positions are given and max_q_len is {}: with a window of {} at most {}",
@@ -188,18 +188,17 @@ void MlaBackend::plan(const BatchView& batch, Stream stream) {
         bound_mla_forms(spec(), batch, {batch.requests, batch.tokens, longest, most_keys},
                         serves_up_projected(spec(), rules_.limits) ? prefill_->max_context() : 0);
     up_projects_ = prefill_ && bounds.rows.all > 0;
-    absorbs_ = bounds.most_absorbed > 0;
+    absorbs_ = bounds.max_absorbed > 0;
     heads_ = heads_of_pass(spec().q_heads, cut_.heads, rules_.limits.max_tokens, batch.tokens);
     params.q_heads = heads_;
     std::vector<cuda::MlaDecode>& decodes = heads_ < spec().q_heads ? cut_decodes_ : decodes_;
-    const int64_t rows = int64_t{bounds.most_absorbed} * heads_;
+    const int64_t rows = int64_t{bounds.max_absorbed} * heads_;
     size_t chosen = 0;
     while (chosen + 1 < decodes.size() && rows > decodes[chosen].row_tile()) ++chosen;
     cuda::MlaDecode& kernel = decodes[chosen];
     plan_launches_.submit(stream, [&] {
       if (up_projects_) prefill_->plan(batch, bounds, heads_, stream);
-      kernel.plan(params,
-                  {bounds.most_absorbed, batch.hints.max_kv_len, batch.hints.prefix_written},
+      kernel.plan(params, {bounds.max_absorbed, batch.hints.max_kv_len, batch.hints.prefix_written},
                   {cache_.page_table(batch, batch.kv_lens.data(), buffers_.pages)}, stream,
                   up_projects_ ? prefill_->requests() : nullptr);
       if (up_projects_) prefill_->locate(layers_.front().cache, stream);

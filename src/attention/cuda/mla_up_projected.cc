@@ -123,7 +123,7 @@ void MlaPrefill::plan(const BatchView& batch, const MlaFormBounds& bounds, int32
   params.kv_lora_rank = spec_.mla.kv_lora_rank;
   params.nope_dim = spec_.mla.nope_dim;
   params.v_dim = spec_.mla.v_dim;
-  params.least_q_len = bounds.least_q_len;
+  params.min_q_len = bounds.min_q_len;
   params.by_q_len = bounds.by_q_len;
   params.at_once = at_once_;
   params.most_rows = at_once_ ? chunk_part_.rows : static_cast<int32_t>(context);
@@ -139,7 +139,7 @@ void MlaPrefill::plan(const BatchView& batch, const MlaFormBounds& bounds, int32
   part.max_q_len = bounds.max_q_len;
   // Requests without keys have no rows here: absorbed ones, whose own kernels write their rows, and
   // of a chunk those whose context is elsewhere.
-  part.least_kv_len = 1;
+  part.min_kv_len = 1;
   for (Part* of : {&new_part_, &chunk_part_}) {
     of->batch = part;
     of->batch.q_heads = of->batch.kv_heads = of->heads;

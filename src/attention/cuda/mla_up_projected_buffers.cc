@@ -68,7 +68,7 @@ MlaPrefillRoom mla_prefill_room(const MlaKernels& kernels, const AttentionSpec& 
   const int64_t fit =
       std::max<int64_t>(bytes / (row.gathered + heads * row.head), limits.max_tokens);
   const int64_t all = std::max<int64_t>(
-      most_up_projected_rows(limits, std::numeric_limits<int32_t>::max()).all, limits.max_tokens);
+      max_up_projected_rows(limits, std::numeric_limits<int32_t>::max()).all, limits.max_tokens);
   return {static_cast<int32_t>(std::min(fit, all)), std::min(fit * heads, all * spec.q_heads)};
 }
 

@@ -64,7 +64,7 @@ cuda::BatchParams batch_of(const cuda::BatchParams& batch, const cuda::PrefixGro
   level.q_indptr = groups.q_indptr;
   level.kv_lens = groups.kv_lens;
   level.max_q_len = kMaxPrefixRows;  // of several requests: more than any of them
-  level.least_kv_len = 1;
+  level.min_kv_len = 1;
   level.mask = {};
   level.mask.first_keys = groups.first_keys;
   return level;

@@ -66,9 +66,9 @@ class AttentionKernel {
   // both can run at a time.
   virtual void expect_groups(int32_t /*tokens*/, bool /*beside*/) {}
   // Once per pass: adds the plan that orders the batch's work by its lengths on the device.
-  // `tokens` is an upper bound that holds for every replay. With batch.most_q_len the kernel shares
-  // the pass with one of another family: those for few new tokens attend first, directly before
-  // those for many.
+  // `tokens` is an upper bound that holds for every replay. With batch.max_planned_q_len the kernel
+  // shares the pass with one of another family: those for few new tokens attend first, directly
+  // before those for many.
   virtual void plan(const BatchParams& batch, int32_t tokens, PassPlan& pass) = 0;
   // By bounds that hold for every replay, as plan(): whether a batch without shared prefixes is
   // faster here than by the kernel for few new tokens, which could serve it.

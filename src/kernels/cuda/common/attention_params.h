@@ -56,10 +56,10 @@ struct BatchParams {
   int32_t q_heads;
   int32_t kv_heads;
   int32_t max_q_len;  // an upper bound for choices of the host; 0: that of the limits
-  // Of a plan: it takes the requests with least_q_len to most_q_len new tokens and leaves the
-  // others to another kernel that runs beside its own. most_q_len 0: it takes all.
-  int32_t least_q_len, most_q_len;
-  int32_t least_kv_len;  // of a plan: requests with fewer keys are left out, their rows unwritten
+  // A plan takes the requests with so many new tokens and leaves the others to the plan of a
+  // concurrent kernel. max_planned_q_len 0: it takes all requests.
+  int32_t min_planned_q_len, max_planned_q_len;
+  int32_t min_kv_len;  // a plan omits requests with fewer keys; their rows are not written
   MaskParams mask;
 };
 

@@ -68,8 +68,8 @@ constexpr int32_t decode_warps(int32_t head_dim, int32_t head_dim_v, int32_t row
 struct DecodePlanParams {
   BatchParams batch;
   DecodeWork list;
-  // Next to a concurrent kernel (batch.most_q_len > 0) the list gets so many CTAs that both end
-  // together, but at least these, because fewer do not saturate the memory.
+  // Next to a concurrent kernel (batch.max_planned_q_len > 0) the list gets so many CTAs that both
+  // end together, but at least these, because fewer do not saturate the memory.
   int32_t least_ctas;
   // (query token, key) pairs that the other kernel finishes while this one finishes a unit, if each
   // has the whole device.

@@ -22,14 +22,14 @@ struct MlaChunk {
 };
 
 // Chooses the form of every request: up-projected where that takes fewer multiply-adds
-// (choose_mla_form) or in any case (by_q_len), from least_q_len new tokens on, and while they have
+// (choose_mla_form) or in any case (by_q_len), from min_q_len new tokens on, and while they have
 // most_rows rows at most in all. One block.
 struct MlaFormsParams {
   const int32_t* q_indptr;  // [requests + 1]
   const int32_t* kv_lens;   // [requests]
   int32_t requests;
   int32_t kv_lora_rank, nope_dim, v_dim;
-  int32_t least_q_len;
+  int32_t min_q_len;
   int32_t by_q_len;
   int32_t at_once;  // rows are all tokens of a request; else those before the new ones
   int32_t most_rows;

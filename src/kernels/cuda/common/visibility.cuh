@@ -24,10 +24,9 @@ __device__ inline RequestView request_view(const BatchParams& batch, int32_t req
 // Returns a request as a plan sees it: empty if another kernel serves it, or none.
 __device__ inline RequestView planned_view(const BatchParams& batch, int32_t request) {
   const RequestView view = request_view(batch, request);
-  const bool mine =
-      batch.most_q_len == 0 || (view.q_len >= batch.least_q_len && view.q_len <= batch.most_q_len);
-  return mine && view.kv_len >= batch.least_kv_len ? view
-                                                   : RequestView{request, view.q_begin, 0, 0};
+  const bool mine = batch.max_planned_q_len == 0 || (view.q_len >= batch.min_planned_q_len &&
+                                                     view.q_len <= batch.max_planned_q_len);
+  return mine && view.kv_len >= batch.min_kv_len ? view : RequestView{request, view.q_begin, 0, 0};
 }
 
 __device__ inline int32_t query_position(const MaskParams& mask, const RequestView& view,

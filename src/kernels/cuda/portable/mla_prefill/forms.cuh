@@ -15,7 +15,7 @@ struct FormsConfig {
   // By choose_mla_form in whole numbers: pairs of query and key, times what the absorbed form
   // spends more on each, against the projection of the context.
   __device__ static bool is_up_projected(const Params& params, int q_len, int kv_len) {
-    if (q_len < params.least_q_len || kv_len < q_len) return false;
+    if (q_len < params.min_q_len || kv_len < q_len) return false;
     if (params.by_q_len) return true;
     const int64_t projected = params.nope_dim + params.v_dim;
     const int64_t twice_pairs = static_cast<int64_t>(q_len) * (2 * int64_t{kv_len} - q_len + 1);

@@ -109,7 +109,7 @@ struct DecodePlanner {
     const int all = params.list.ctas;
     if (other_pairs == 0) return all;
     const float beside = other_pairs / (params.pairs_per_unit * static_cast<float>(units));
-    if (params.batch.most_q_len == 0 && beside < kLeastBeside) return all;
+    if (params.batch.max_planned_q_len == 0 && beside < kLeastBeside) return all;
     return min(max(static_cast<int>((1 - beside) * static_cast<float>(all)), params.least_ctas),
                all);
   }
@@ -238,7 +238,7 @@ struct DecodePlanner {
     });
     if constexpr (kCompany == Company::beside) {
       float pairs = group_pairs;
-      if (batch.most_q_len > 0) pairs += pairs_beside(batch, each);
+      if (batch.max_planned_q_len > 0) pairs += pairs_beside(batch, each);
 #pragma unroll
       for (int step = 1; step < 32; step *= 2) pairs += __shfl_xor_sync(~0u, pairs, step);
       if (thread % 32 == 0) shared.pairs_beside[thread / 32] = pairs;

@@ -130,7 +130,7 @@ class HopperPrefill final : public AttentionKernel {
     const BatchParams batch = without_idle_positions(given);
     tokens_ = tokens;
     params_.list_settled = params_.keys_settled = 0;
-    params_.beside = batch.most_q_len > 0;
+    params_.beside = batch.max_planned_q_len > 0;
     splits_ = split_ && !pass.has_prefixes() &&
               split_->plan(batch, tokens, keyed_requests(batch), longest_, pass);
     if (splits_) return;

@@ -109,7 +109,7 @@ bool SplitKeys::plan(const BatchParams& batch, int32_t tokens, int32_t requests,
   const int64_t group = batch.q_heads / batch.kv_heads;
   if (batch.kv_lens == nullptr) keys = std::min(keys, longest(batch));
   active_ = nullptr;
-  beside_ = batch.most_q_len > 0;
+  beside_ = batch.max_planned_q_len > 0;
   list_settled_ = false;
   for (Form& form : forms_) {
     const int64_t tiles_of_longest = ceil_div(int64_t{longest(batch)} * group, int64_t{form.rows});

@@ -278,7 +278,7 @@ struct PrefillOrderer {
 
   // Beside another kernel, which shares the L2.
   __device__ static bool runs_beside(const PrefillOrderParams& params) {
-    return params.batch.most_q_len > 0;
+    return params.batch.max_planned_q_len > 0;
   }
 
   // Several sections of requests, or one of all.
