@@ -12,7 +12,7 @@
 namespace fovea::test {
 namespace {
 
-// Four uniform numbers make a normal one, near enough, the same with every standard library.
+// The sum of four uniform numbers is nearly normal, and the same with every standard library.
 float draw_normal(std::mt19937_64& random) {
   const uint64_t bits = random();
   double sum = -2;  // the mean
@@ -22,7 +22,7 @@ float draw_normal(std::mt19937_64& random) {
   return static_cast<float>(sum * std::sqrt(3.0));  // the variance of the sum is 1/3
 }
 
-// Rounded to dtype, with standard deviation `deviation`.
+// Returns normal values with the given standard deviation, rounded to dtype.
 std::vector<float> normal(std::mt19937_64& random, size_t size, DType dtype, float deviation = 1) {
   std::vector<float> values(size);
   for (float& value : values) {
@@ -74,7 +74,7 @@ void make_mask(std::mt19937_64& random, MaskKind mask, RequestData& data) {
     case MaskKind::custom:
       data.custom_mask.resize(static_cast<size_t>(data.q_len) * data.kv_len);
       for (uint8_t& byte : data.custom_mask) byte = pick(random, 0, 2) == 0 ? 0 : 1;
-      // One row sees nothing at all.
+      // One row sees no key.
       if (data.q_len > 1) std::fill_n(data.custom_mask.begin(), data.kv_len, uint8_t{0});
       return;
     case MaskKind::prefix_spans:
@@ -91,7 +91,7 @@ RequestData make_request(std::mt19937_64& random, const AttentionSpec& spec, Req
   const auto rows = static_cast<size_t>(shape.kv_len) * spec.kv_heads;
   const size_t q_row = static_cast<size_t>(spec.q_heads) * q_width(spec);
   for (int32_t token = 0; token < shape.q_len; ++token) {
-    // Every third token is sure of what it looks for.
+    // Every third token has large scores.
     const float deviation = token % 3 == 2 ? 4.0f : 1.0f;
     const std::vector<float> row = normal(random, q_row, spec.q_dtype, deviation);
     data.q.insert(data.q.end(), row.begin(), row.end());
@@ -110,7 +110,7 @@ RequestData make_request(std::mt19937_64& random, const AttentionSpec& spec, Req
   return data;
 }
 
-// Keys four times larger `tokens` before the last, and once more as many before these.
+// Multiplies keys by four `tokens` before the last, and again as many before these.
 void grow_keys(int32_t tokens, RequestData& data) {
   const size_t row = data.k.size() / std::max(data.kv_len, 1);
   for (int32_t token = 0; token < data.kv_len; ++token) {
@@ -119,8 +119,8 @@ void grow_keys(int32_t tokens, RequestData& data) {
   }
 }
 
-// The same scores from larger q and k: 32 times their normal deviates stay below 448, those of k
-// over per_tensor's scale of 1/4 too.
+// Makes the same scores of larger q and k: 32 times normal values stay below 448, also for k with
+// per_tensor's scale of 1/4.
 void enlarge_codes(RequestData& data) {
   for (float& value : data.q) value *= 32;
   for (float& value : data.k) value *= 32;
@@ -151,7 +151,7 @@ void share_prefix(const RequestData& from, int32_t tokens, RequestData& to) {
   share(from.v, from.kv_len, to.v);
 }
 
-// Values of a head that may turn.
+// Returns the values of a head that can rotate.
 int32_t rotary_width(const AttentionSpec& spec) {
   return is_mla(spec) ? spec.mla.rope_dim : spec.head_dim;
 }
@@ -173,8 +173,8 @@ RotaryTable make_rotary_table(const AttentionCase& test) {
   return table;
 }
 
-// The last values of rows [tokens, heads, width], each token at its position; rounded as
-// RotaryTensors says.
+// Rotates the last values of rows [tokens, heads, width], each token by its position, with the
+// rounding of RotaryTensors.
 void rotate(const AttentionCase& test, const RotaryTable& table, int32_t heads, int32_t width,
             const std::vector<int32_t>& positions, std::vector<float>& rows) {
   const int32_t pairs = table.rotary_dim / 2;

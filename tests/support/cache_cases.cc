@@ -39,7 +39,7 @@ void formats(Cases& cases) {
   }
 }
 
-// fp8 queries over fp8 caches.
+// Cases of fp8 queries over fp8 caches.
 void fp8_products(Cases& cases) {
   const auto add = [&](std::string name, auto&& change) {
     AttentionCase test = mixed_case("q_fp8_" + name, 4, 2, 128);
@@ -66,7 +66,7 @@ void fp8_products(Cases& cases) {
     test.spec.scores.logit_cap = 8;
     test.spec.scores.has_sinks = test.spec.scores.has_alibi = true;
   });
-  // Scales whose powers leave the range of floats: scores up to 0.74 of the cap, and past it.
+  // Scales whose powers leave the range of floats: scores up to 0.74 of the cap, and above it.
   for (const float cap : {50.0f, 15.0f}) {
     add(cap == 50 ? "cap_large_codes" : "cap_far_large_codes", [cap](AttentionCase& test) {
       test.requests = {{70, 300}, {33, 33}, {1, 200}, {129, 130}};
@@ -76,7 +76,7 @@ void fp8_products(Cases& cases) {
       test.large_codes = true;
     });
   }
-  // Rows outgrow what their weights were relative to: at once, and many key tiles later.
+  // The maximum of rows grows beyond the base of their weights: at once, and many key tiles later.
   for (const int32_t tokens : {64, 300}) {
     add(fmt::format("growing_scores_{}", tokens), [tokens](AttentionCase& test) {
       test.requests = {{150, 900}, {290, 290}, {1, 700}, {70, 500}};
@@ -108,7 +108,7 @@ void fp8_products(Cases& cases) {
   });
 }
 
-// fp8 caches of wide pages: what copies whole pages of them also finds scales by page.
+// Cases of fp8 caches with wide pages: kernels that copy whole pages also find scales by page.
 void fp8_pages(Cases& cases) {
   const auto add = [&](std::string name, auto&& change) {
     AttentionCase test = mixed_case("fp8_pages_" + name, 4, 2, 128);
@@ -190,7 +190,7 @@ void storage(Cases& cases) {
     cases.push_back(test);
   }
 
-  // A page table entry times this passes 2^31 elements from the eighth page on.
+  // From the eighth page on, a page table entry times this exceeds 2^31 elements.
   test = mha_case("huge_page_stride", 2, 1, 64);
   test.page_stride = (int64_t{1} << 31) / 7;
   test.cache.dtype = DType::bf16;
@@ -198,10 +198,10 @@ void storage(Cases& cases) {
   cases.push_back(test);
 }
 
-// Prefixes that requests share, read once.
+// Cases of shared prefixes that are read once.
 void cascades(Cases& cases) {
   // Requests that share a prefix, first one level of it, then groups of three that share more, and
-  // and requests that share too little or nothing, or that have many new tokens.
+  // requests that share too little or nothing, or that have many new tokens.
   AttentionCase test = mha_case("cascade", 4, 1, 64);
   test.requests = {{1, 1800},  {1, 1699}, {3, 1720}, {1, 1700}, {1, 1900}, {1, 1696},
                    {40, 1750}, {0, 1700}, {1, 1710}, {2, 1688}, {1, 1800}};
@@ -247,8 +247,8 @@ void cascades(Cases& cases) {
     test.cache.scale = KvScale::per_head;
     cases.push_back(test);
   }
-  // Decode, prompts and groups in one pass of as many new tokens as may have groups, and of one
-  // more.
+  // Decode, prompts and groups in one pass of the maximum number of new tokens with groups, and of
+  // one more.
   test = mha_case("cascade_mixed", 8, 2, 128);
   test.requests = {{1, 700}, {1, 609},  {19, 650}, {1, 640},
                    {2, 640}, {38, 700}, {1, 601},  {1, 680}};
@@ -265,7 +265,7 @@ void cascades(Cases& cases) {
   test.shared_prefix = 288;
   test.prefix_levels = 1;
   cases.push_back(test);
-  // Whose keys the window hides are nobody's to share.
+  // Requests cannot share keys that a window hides.
   test = mha_case("cascade_window", 4, 1, 64);
   test.requests = {{1, 330}, {1, 400}, {1, 307}};
   test.spec.window = 100;
@@ -274,7 +274,7 @@ void cascades(Cases& cases) {
   cases.push_back(test);
 }
 
-// Rotated on the way to the cache, whose bytes are those of keys that were rotated before.
+// Cases of rotation on the way to the cache, whose bytes equal those of keys rotated before.
 void rotations(Cases& cases) {
   AttentionCase test = mixed_case("rope", 4, 2, 64);
   test.spec.has_rope = true;

@@ -25,14 +25,14 @@ constexpr int32_t kPageSizes[] = {1, 2, 3, 16, 32, 64, 128, 256};
 constexpr int32_t kLengths[] = {0,  1,  2,   15,  16,  17,  63,   64,
                                 65, 97, 127, 128, 129, 257, 1023, 4097};
 
-// Decode, extend and prefill rows side by side, with everything that is empty.
+// Returns lengths of decode, extend, prefill and empty requests.
 const std::vector<RequestShape> kMixed = {{1, 130}, {7, 64}, {33, 150}, {20, 20},
                                           {1, 1},   {0, 20}, {0, 0},    {1, 0}};
 const std::vector<RequestShape> kSmall = {{1, 97}, {5, 70}, {3, 3}};
 
 constexpr int kRandomCases = 40;  // at scale 1
 
-// No GPU kernel computes on fp32.
+// Replaces fp32, which no GPU kernel supports.
 void fit_test_device(AttentionCase& test) {
   if (!on_gpu()) return;
   for (DType* dtype : {&test.spec.q_dtype, &test.cache.dtype}) {
@@ -150,7 +150,7 @@ void scores(Cases& cases) {
   test.name = "logit_cap_window";
   test.spec.window = 40;
   cases.push_back(test);
-  // The LSE of a single key is its score: a large cap shows what its tanh loses near 0.
+  // The LSE of a single key is its score: a large cap shows the error of its tanh near 0.
   test = mha_case("logit_cap_large", 8, 2, 128);
   test.spec.scores.logit_cap = 50;
   test.requests = {{1, 1}, {1, 2}, {2, 2}, {1, 90}};
@@ -160,7 +160,7 @@ void scores(Cases& cases) {
   test.requests = {{1, 1}, {1, 2}, {1, 90}};
   cases.push_back(test);
 
-  // Rows outgrow what their weights were relative to, several times.
+  // The maximum of rows grows beyond the base of their weights several times.
   for (const int32_t dim : {64, 128, 256}) {
     test = mha_case(fmt::format("growing_scores_{}", dim), 8, 2, dim);
     test.growing_scores = true;
@@ -168,8 +168,8 @@ void scores(Cases& cases) {
     test.requests = {{150, 500}, {90, 90}, {3, 300}};
     cases.push_back(test);
   }
-  // By little more than weights may exceed what they are relative to, by 2^60, and past all floats;
-  // late, too.
+  // Growth by slightly more than weights may exceed their base, by 2^60, and beyond all floats;
+  // also late in the row.
   for (const float scale : {0.008f, 0.035f, 0.12f}) {
     test = mha_case(fmt::format("growing_scores_scale_{}", std::lround(1000 * scale)), 8, 2, 128);
     test.growing_scores = true;
@@ -261,7 +261,7 @@ void scopes(Cases& cases) {
   cases.push_back(test);
 }
 
-// Shapes nobody would write down.
+// Appends unusual shapes.
 void random_shapes(Cases& cases) {
   for (int round = 1; round < test_scale(); ++round) {
     const auto seed = static_cast<uint32_t>(round);

@@ -9,8 +9,8 @@
 
 namespace fovea::test {
 
-// Borders of chunks at, before and behind those of pages and of tiles of keys; decodes in every
-// chunk up to the fifth, extends across borders, requests shorter than a chunk.
+// Borders of chunks at, before and after those of pages and key tiles; decodes in every chunk up to
+// the fifth, extends across borders, requests shorter than a chunk.
 void add_dual_chunk_cases(std::vector<AttentionCase>& cases) {
   const auto add = [&](std::string name, int32_t chunk_size, int32_t local_size, auto&& change) {
     AttentionCase test = mixed_case("dual_chunk" + name, 4, 2, 64);
@@ -35,7 +35,7 @@ void add_dual_chunk_cases(std::vector<AttentionCase>& cases) {
     test.spec.q_heads = 14;
     test.strided = true;
   });
-  // Local sizes of nothing, and of more than a chunk is long.
+  // Local sizes of 0, and larger than a chunk.
   for (const int32_t local_size : {0, 50}) {
     add(fmt::format("_rope_local_{}", local_size), 64, local_size, [](AttentionCase& test) {
       test.spec.has_rope = test.rope_interleaved = true;

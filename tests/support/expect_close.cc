@@ -21,15 +21,16 @@ double largest_finite(std::span<const double> row) {
   return largest;
 }
 
-// Raises `worst` to the plain computation's error, which is infinite where plain is not finite and
-// exact is: no allowance can be made from it.
+// Raises `worst` to the plain computation's error. It is infinite if plain is not finite but exact
+// is, so that the row fails.
 void take_plain_error(double exact, double plain, double magnitude, double& worst) {
   if (!std::isfinite(exact) || magnitude == 0) return;
   const double error = std::fabs(plain - exact) / magnitude;
   worst = std::max(worst, std::isfinite(error) ? error : INFINITY);
 }
 
-// The plain computation's worst error over all rows, relative to each row's largest value.
+// Returns the plain computation's largest error over all rows, relative to each row's largest
+// value.
 double plain_out_error(const OracleResult& want, size_t width) {
   const std::vector<double>& exact = want.exact.out;
   double worst = 0;
@@ -53,8 +54,8 @@ double plain_lse_error(const OracleResult& want) {
   return worst;
 }
 
-// How far beyond `allowed` a value is: 0 or less where it is near, infinite where no distance
-// tells.
+// Returns the distance of a value beyond `allowed`: 0 or less if it is near, infinite if there is
+// no distance.
 double excess_of(double got, double want, double allowed) {
   const double error = got == want ? 0 : std::fabs(got - want);
   if (is_near(got, want, allowed)) return std::isnan(error) ? -allowed : error - allowed;

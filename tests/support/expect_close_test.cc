@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The comparisons that other tests rely on: what they accept and, above all, what they refuse.
+// The comparisons that other tests rely on: accepted and, above all, refused values.
 #include "support/expect_close.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ struct Pair {
   bool near;
 };
 
-// Pairs that need no tolerance to judge; finite numbers near each other are in tests of their own.
+// Pairs that need no tolerance. Other tests have finite numbers near each other.
 const std::vector<Pair> kPairs = {{-kInfinity, -kInfinity, true},
                                   {-kInfinity, kInfinity, false},
                                   {-kInfinity, 0, false},
@@ -64,7 +64,7 @@ test::OracleResult wanted(std::vector<double> out, std::vector<double> lse) {
 
 TEST(IsNear, HoldsInfinitiesAndNanToThemselves) {
   for (const Pair& pair : kPairs) {
-    // The allowance as tests write it, which an infinity makes infinite.
+    // The allowance in the form of the tests, which an infinity makes infinite.
     for (const double allowed : {0x1p-20, 0x1p-20 * std::max(1.0, std::fabs(pair.want))}) {
       EXPECT_EQ(test::is_near(pair.got, pair.want, allowed), pair.near)
           << "want " << pair.want << ", got " << pair.got << ", allowed " << allowed;
@@ -121,7 +121,7 @@ TEST(IsClose, AnInfinityExcusesNoOtherElement) {
   EXPECT_FALSE(test::is_close(spec, want, out, std::vector{-infinity, 4.01f}));
 }
 
-// A plain computation that overflows is no yardstick: nothing passes by it.
+// If the plain computation overflows, no value passes.
 TEST(IsClose, NothingIsAllowedByAPlainErrorWithoutEnd) {
   const AttentionSpec spec = one_head_of(2);
   for (const double plain : {kInfinity, -kInfinity, kNan}) {
@@ -142,7 +142,7 @@ TEST(IsClose, AllowsTwiceThePlainErrorAndAFewUnits) {
   const float refused = 0x1p-9f;
   EXPECT_TRUE(test::is_close(spec, want, std::vector{1.0f, 2.0f}, std::vector{3 + 0x1p-11f}));
   EXPECT_FALSE(test::is_close(spec, want, std::vector{1.0f, 2.0f}, std::vector{3 + refused}));
-  want.exact.out[0] = want.plain.out[0] = 0;  // so that the direction stays
+  want.exact.out[0] = want.plain.out[0] = 0;  // keeps the direction
   EXPECT_TRUE(test::is_close(spec, want, std::vector{0.0f, 2 + 0x1p-11f}, std::vector{3.0f}));
   EXPECT_FALSE(test::is_close(spec, want, std::vector{0.0f, 2 + refused}, std::vector{3.0f}));
 }

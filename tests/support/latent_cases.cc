@@ -78,7 +78,7 @@ void rows(Cases& cases) {
   cases.push_back(test);
 }
 
-// Kind mla turns its rotary key and the rotary part of q.
+// Cases of rotation: kind mla rotates the rotary key and the rotary part of q.
 void rotations(Cases& cases) {
   AttentionCase base = mla_case("", 4);
   base.spec.has_rope = true;

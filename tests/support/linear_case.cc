@@ -198,7 +198,7 @@ std::vector<LinearCase> linear_cases() {
   test.spec.linear.conv_width = 0;
   cases.push_back(test);
 
-  // More than a chunk of other kernels: 64 tokens of the delta rule, 256 of mamba2.
+  // Longer than the chunks of other kernels: 64 tokens of the delta rule, 256 of mamba2.
   for (const AttentionKind kind : {AttentionKind::gated_delta_net, AttentionKind::mamba2}) {
     const bool delta = kind == AttentionKind::gated_delta_net;
     test = linear_case(delta ? "delta_long" : "mamba2_long", kind, 1, 2);

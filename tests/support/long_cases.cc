@@ -14,8 +14,8 @@ namespace {
 
 using Cases = std::vector<AttentionCase>;
 
-// Several tiles and CTAs a request, and tiles that several CTAs share: where GPU kernels differ
-// from the small cases. The oracle takes half a minute of one core for them.
+// Cases with several tiles and CTAs per request, and tiles that several CTAs share, in which GPU
+// kernels differ from the small cases. The oracle takes half a minute of one core for them.
 template <typename Change>
 void add_long(Cases& cases, const std::string& name, int32_t q_heads, int32_t kv_heads,
               int32_t head_dim, Change&& change) {
@@ -27,8 +27,8 @@ void add_long(Cases& cases, const std::string& name, int32_t q_heads, int32_t kv
   cases.push_back(test);
 }
 
-// Pages of any size, and of one token: windows, padded heads, several row tiles a block, no group,
-// fp16.
+// Cases of pages of any size, and of one token: windows, padded heads, several row tiles per block,
+// no group, fp16.
 void long_pages(Cases& cases) {
   add_long(cases, "mixed", 8, 2, 128, [](AttentionCase&) {});
   add_long(cases, "mixed_fp16", 8, 2, 128,
@@ -77,8 +77,8 @@ void long_decodes(Cases& cases) {
     for (int32_t i = 0; i < 300; ++i)
       test.requests.push_back({i % 7 == 6 ? 0 : 1, 1 + i * 37 % 500});
   });
-  // So many that a work item has several kv heads, and a block items without keys among others; fp8
-  // with a scale a token and head.
+  // So many requests that a work item has several kv heads, and a block has items without keys
+  // among others; fp8 with a scale per token and head.
   for (const auto& [kv_heads, page_size] : {std::pair{2, 16}, {8, 1}, {8, 64}, {16, 16}}) {
     for (const DType stored : {DType::bf16, DType::f8e4m3}) {
       add_long(cases,
@@ -97,7 +97,7 @@ void long_decodes(Cases& cases) {
   }
 }
 
-// Prompts, groups and head dims.
+// Cases of prompts, groups and head dims.
 void long_prompts(Cases& cases) {
   add_long(cases, "prefill", 8, 2, 128, [](AttentionCase& test) {
     test.mode = ForwardMode::extend;
@@ -149,10 +149,10 @@ void long_prompts(Cases& cases) {
   }
 }
 
-// Few row tiles over many keys, which GPUs cut: parts that begin within key tiles, whole row tiles
-// among them, rows that see nothing of a part.
+// Cases of few row tiles over many keys, which GPUs divide: parts that begin inside key tiles,
+// whole row tiles among them, rows that see no key of a part.
 void long_split(Cases& cases) {
-  // Twice: as they are, and with at most 64 packed rows a request.
+  // Each case twice: unchanged, and with at most 64 packed rows per request.
   const auto add = [&](const std::string& name, int32_t head_dim, auto&& change) {
     const auto as_extend = [&](AttentionCase& test) {
       test.mode = ForwardMode::extend;
@@ -203,7 +203,7 @@ void long_split(Cases& cases) {
   }
 }
 
-// 17 to 32 packed rows of each request, whose keys are cut: the bounds allow that many.
+// Cases of 17 to 32 packed rows per request, whose keys are divided, because the bounds allow it.
 void long_drafts(Cases& cases) {
   const auto add = [&](const char* name, auto&& change) {
     add_long(cases, std::string("drafts_") + name, 8, 4, 128, [&](AttentionCase& test) {
@@ -258,7 +258,7 @@ void long_masks(Cases& cases) {
     test.mode = ForwardMode::extend;
     test.requests = {{500, 500}, {1, 1}, {300, 300}};
   });
-  // Prompts as MLA has them, of more row tiles than there are multiprocessors, and of fewer.
+  // Prompts of MLA, with more row tiles than multiprocessors, and with fewer.
   for (const auto& [name, heads] :
        {std::pair{"ragged_dim_192_128", 16}, {"ragged_few_dim_192_128", 2}}) {
     add_long(cases, name, heads, heads, 192, [](AttentionCase& test) {
@@ -268,7 +268,7 @@ void long_masks(Cases& cases) {
       test.requests = {{500, 500}, {1, 1}, {300, 300}};
     });
   }
-  // Few row tiles over many keys, which GPUs cut.
+  // Few row tiles over many keys, which GPUs divide.
   add_long(cases, "ragged_split_dim_192_128", 1, 1, 192, [](AttentionCase& test) {
     test.spec.scope = AttentionScope::ragged;
     test.spec.head_dim_v = 128;

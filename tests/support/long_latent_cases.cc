@@ -9,7 +9,7 @@
 
 namespace fovea::test {
 
-// Row tiles of 64 and 128, key tiles, parts of a tile on many SMs.
+// Cases of row tiles of 64 and 128, key tiles, and parts of a tile on many SMs.
 void add_long_latent_cases(std::vector<AttentionCase>& cases) {
   const auto add = [&](std::string name, int32_t q_heads, std::vector<RequestShape> requests,
                        auto&& change) {

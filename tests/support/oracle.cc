@@ -25,7 +25,7 @@ int64_t position_of_key(const RequestData& request, int32_t key) {
   return key < request.cached() ? key : position_of_token(request, key - request.cached());
 }
 
-// Chunks of dual_chunk from the key to the query.
+// Returns the number of chunks of dual_chunk from the key to the query.
 int64_t chunks_back(const AttentionSpec& spec, int64_t query, int64_t key) {
   const int32_t length = spec.dual_chunk.chunk_size - spec.dual_chunk.local_size;
   return query / length - key / length;
@@ -39,8 +39,8 @@ struct Keys {
 
 float as_f16(float value) { return f16_to_float(float_to_f16(value)); }
 
-// A row of 656 bytes as GPU kernels read it for products in f16: they round its scales, sixteen
-// times as large, before the values.
+// Reads a row of 656 bytes as GPU kernels do for products in f16: they round its scales, times
+// sixteen, before the values.
 std::vector<double> read_as_f16(const StoredRow& row) {
   std::vector<double> values = row.values;
   for (size_t d = 0; d < kernels::kMlaRowLatent; ++d) {
@@ -82,7 +82,7 @@ Keys stored_keys(const AttentionCase& test, const RequestData& request, bool rou
 }
 
 // Rows of a matrix, to be multiplied by vectors. A product is a sum in the order of the columns, so
-// each addition waits for the one before; those of a block of rows go on side by side.
+// each addition waits for the previous one; the sums of a block of rows run in parallel.
 template <typename Real>
 class RowBlocks {
  public:
@@ -100,7 +100,7 @@ class RowBlocks {
     }
   }
 
-  // With the rows from block * kRows on; behind the last one they are 0.
+  // Multiplies the rows from block * kRows on; rows after the last one are 0.
   Products products(const float* vector, size_t block) const {
     const Column* column = &columns_[block * width_];
     Column sums;
@@ -121,7 +121,7 @@ class RowBlocks {
   std::vector<Column> columns_;  // [blocks, width]
 };
 
-// weight [heads, width, rank] times latents; `to` is [tokens, heads, to_width].
+// Multiplies weight [heads, width, rank] by latents; `to` is [tokens, heads, to_width].
 template <typename Real>
 void up_project(const std::vector<float>& weight, int32_t heads, int32_t width, int32_t rank,
                 const RowBlocks<Real>& latents, size_t to_width, std::vector<double>& to) {
@@ -140,7 +140,7 @@ void up_project(const std::vector<float>& weight, int32_t heads, int32_t width, 
   }
 }
 
-// DeepSeek's definition of MLA: every head has keys and values of its own, made of the latent.
+// Makes keys and values of every head from the latent, by DeepSeek's definition of MLA.
 template <typename Real>
 Keys up_projected(const AttentionSpec& spec, const CaseData& data, const Keys& stored) {
   const size_t tokens = stored.k.size() / spec.head_dim;
@@ -218,7 +218,7 @@ class Softmax {
     return back == 0 ? request_.q : back == 1 ? request_.q_succ : request_.q_inter;
   }
 
-  // As products of fp8 take it: e4m3, the largest as 2^8.
+  // Rounds the weight as products of fp8 do: e4m3, the largest as 2^8.
   Real rounded_weight(Real weight) const {
     if (std::is_same_v<Real, double> || !is_fp8(spec_.q_dtype)) return weight;
     float stored = 0;
@@ -317,7 +317,7 @@ std::vector<bool> visible_keys(const AttentionSpec& spec, const RequestData& req
   return visible;
 }
 
-// As a GPU keeps them between the projections and attention.
+// Rounds values as a GPU does between the projections and attention.
 void round_to(DType dtype, std::vector<double>& values) {
   for (double& value : values) {
     float rounded = 0;
@@ -338,7 +338,7 @@ OracleResult oracle(const AttentionCase& test, const CaseData& data, size_t inde
   const Keys read =
       fp8_rows && test.spec.q_dtype == DType::f16 ? stored_keys(test, request, true) : stored;
   Keys plain = up ? up_projected<float>(test.spec, data, read) : read;
-  // Projected by a GPU, or multiplied there by the scales of a row.
+  // A GPU projects them, or multiplies them by the scales of a row.
   result.rounded_keys = fp8_rows || (on_gpu() && up);
   if (result.rounded_keys) {
     round_to(test.spec.q_dtype, plain.k);

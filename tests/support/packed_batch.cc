@@ -10,7 +10,7 @@ namespace fovea::test {
 namespace {
 
 constexpr int64_t kRowGap = 16;    // elements between rows of strided tensors
-constexpr int64_t kExtraRows = 2;  // behind the last token of every tensor
+constexpr int64_t kExtraRows = 2;  // after the last token of every tensor
 
 std::vector<char> as_dtype(const std::vector<float>& values, DType dtype) {
   std::vector<char> bytes(values.size() * dtype_bytes(dtype));
@@ -26,7 +26,7 @@ bool same_bytes(const std::vector<T>& a, const std::vector<T>& b) {
   return a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
 }
 
-// Entries that follow the last one that may be read.
+// Appends entries that must not be read.
 void append_wild(std::vector<int32_t>& array, Fill fill) {
   const std::vector<int32_t> tail = index_array(3, fill);
   array.insert(array.end(), tail.begin(), tail.end());
@@ -132,11 +132,11 @@ void PackedBatch::add_requests(const PagedStore* store, const std::vector<Piece>
   out_slots_.insert(out_slots_.end(), 3, fill_ == Fill::poison ? int64_t{1} << 60 : 0);
 }
 
-// Tokens in the same slots as those of the piece before.
+// Returns the number of tokens in the same slots as those of the previous piece.
 int32_t PackedBatch::shared_with_last(const PagedStore& store, const std::vector<Piece>& pieces,
                                       size_t piece) const {
   if (test_.prefix_levels == 0) return 0;
-  if (piece == 0) return 12345;  // not looked at
+  if (piece == 0) return 12345;  // ignored
   const size_t request = pieces[piece].request, last = pieces[piece - 1].request;
   const auto length = [&](size_t i) {
     return data_.requests[pieces[i].request].cached() + pieces[i].end;
@@ -152,7 +152,7 @@ int32_t PackedBatch::shared_with_last(const PagedStore& store, const std::vector
 void PackedBatch::add_masks(const std::vector<Piece>& pieces) {
   custom_indptr_.push_back(0);
   span_indptr_.push_back(0);
-  // That of the whole case: a captured pass keeps it.
+  // The stride of the whole case, because a captured pass keeps it.
   for (const RequestData& request : data_.requests) {
     pos_in_items_stride_ = std::max<int64_t>(pos_in_items_stride_, request.kv_len + 1);
   }
@@ -205,7 +205,7 @@ void PackedBatch::add_rows(const std::vector<Piece>& pieces) {
   if (v_width(spec) > 0) v_ = rows(spec.kv_heads, v_width(spec));
   out_ = rows(spec.q_heads, out_width(spec));
   lse_.assign(static_cast<size_t>(tokens_) * spec.q_heads, 0);
-  // memset may not be given the null pointer of an empty vector.
+  // memset must not get the null pointer of an empty vector.
   if (!lse_.empty()) std::memset(lse_.data(), fill_byte(fill_), lse_.size() * sizeof(float));
   w_uk_ = as_dtype(data_.w_uk, spec.q_dtype);
   w_uv_ = as_dtype(data_.w_uv, spec.q_dtype);
@@ -234,7 +234,7 @@ void PackedBatch::add_rows(const std::vector<Piece>& pieces) {
         q_scale_.insert(q_scale_.end(), scale, scale + spec.q_heads);
       }
       if (rope > 0) q_rope_.set_token(row, back.data());
-      // The k and v of tokens that are not to be stored stay as filled.
+      // The k and v of tokens that are not stored keep the fill.
       const int32_t key = request.cached() + token;
       rotary_positions_.push_back(rotary_position(request, token));
       if (spec.scope == AttentionScope::cross || key < 0) continue;

@@ -17,7 +17,7 @@ namespace {
 constexpr int64_t kGapElements = 32;
 constexpr int32_t kMlaFp8RowBytes = 656;
 
-// Elements of one (slot, head) row of K, and of V where it has memory of its own.
+// Returns the elements of a (slot, head) row of K, and of V if it has its own memory.
 int64_t k_row_elements(const KvCacheSpec& spec) {
   return spec.layout == KvLayout::mla_fp8_rows ? kMlaFp8RowBytes : spec.head_dim;
 }
@@ -61,7 +61,7 @@ LentPool::LentPool(const KvCacheSpec& spec, int64_t pages, int64_t page_stride, 
 
 LentPool::~LentPool() { munmap(memory_, mapped_bytes_); }
 
-// Page by page, so that gaps of gigabytes stay untouched; small gaps are filled too.
+// Fills page by page, so that gaps of gigabytes stay untouched; fills small gaps, too.
 void LentPool::fill_pages(const KvLayerView& view, int64_t first, int64_t last, int byte) const {
   if (byte == 0) return;  // fresh mappings are zero
   constexpr int64_t kSmallGap = 1 << 16;
@@ -101,7 +101,7 @@ KvLayerView LentPool::layer(int32_t index) const {
     view.v_head_stride = view.k_head_stride;
   }
   if (spec_.scale != KvScale::none) {
-    // The views hand out writable scales of a pool that is const here.
+    // The views have writable pointers to scales of a pool that is const here.
     view.k_scale = const_cast<float*>(k_scales_[static_cast<size_t>(index)].data());
     const auto& v_scales = spec_.layout == KvLayout::mha ? v_scales_ : k_scales_;
     view.v_scale = const_cast<float*>(v_scales[static_cast<size_t>(index)].data());
@@ -179,7 +179,7 @@ void PagedStore::place_requests(const AttentionCase& test, const CaseData& data,
     needed += pages_for(request.kv_len, page_size);
     longest = std::max(longest, request.kv_len);
   }
-  full_pages_ = 1 + needed + 3;  // page 0, and some that nobody owns
+  full_pages_ = 1 + needed + 3;  // page 0 and three unowned pages
   pool_pages_ = full_pages_;
 
   std::mt19937 random(test.seed + 1);

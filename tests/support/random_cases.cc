@@ -17,7 +17,7 @@
 namespace fovea::test {
 namespace {
 
-// Draws what a case is made of, and adds to its name what is not the usual.
+// Draws the features of a case and adds unusual ones to its name.
 class Drawer {
  public:
   explicit Drawer(uint64_t seed) : random_(seed) {}

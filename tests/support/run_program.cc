@@ -28,7 +28,7 @@ std::string contents(std::FILE* file) {
   return text;
 }
 
-// From fork to wait.
+// A running program, from fork to wait.
 class Child {
  public:
   explicit Child(const std::vector<std::string>& command) {
@@ -43,7 +43,7 @@ class Child {
     if (id_ == 0) {
       dup2(fileno(out_.get()), STDOUT_FILENO);
       dup2(fileno(err_.get()), STDERR_FILENO);
-      signal(SIGINT, SIG_DFL);  // a shell ignores it for what runs in the background
+      signal(SIGINT, SIG_DFL);  // shells ignore it for background jobs
       execv(arguments[0], arguments.data());
       _exit(127);
     }
@@ -67,7 +67,7 @@ class Child {
   }
 
  private:
-  bool ended() const {  // and still to be waited for
+  bool ended() const {  // true also if it was not waited for yet
     siginfo_t info{};
     return waitid(P_PID, static_cast<id_t>(id_), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
            info.si_pid == id_;
@@ -85,7 +85,7 @@ class Child {
     return fstat(fileno(out_.get()), &status) == 0 ? static_cast<size_t>(status.st_size) : 0;
   }
 
-  // Files, not pipes: a program that prints much cannot block on us.
+  // Files instead of pipes, so that a program with much output cannot block.
   const File out_{std::tmpfile()};
   const File err_{std::tmpfile()};
   pid_t id_ = -1;

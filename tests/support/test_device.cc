@@ -25,7 +25,7 @@ std::string why_no_test_device() { return on_gpu() ? why_no_gpu() : ""; }
 
 DeviceInfo test_device() {
   static const DeviceInfo device = find_device(device_wish());
-  // Made once and never freed: a test that makes its own context would take 0.2 s (2026-11-21).
+  // Created once and never freed, because creating a context is slow.
   static const gpu::Context* const held = on_gpu() ? new gpu::Context(device.index) : nullptr;
   if (held != nullptr) held->bind();
   return device;

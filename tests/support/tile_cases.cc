@@ -14,7 +14,7 @@ void add_tile_cases(std::vector<AttentionCase>& cases) {
     AttentionCase test = mha_case(fmt::format("tiles_{}_{}", name, dim), 8, 2, dim);
     test.mode = ForwardMode::extend;
     test.requests = {{150, 700}, {290, 290}, {3, 500}};
-    test.growing_scores = dim == 128;  // in masked tiles too
+    test.growing_scores = dim == 128;  // also in masked tiles
     change(test);
     cases.push_back(test);
   };
@@ -56,13 +56,13 @@ void add_tile_cases(std::vector<AttentionCase>& cases) {
     test.spec.mask = MaskKind::multi_item;
     test.spec.window = 300;
   });
-  // As many drafts as fill decode's row tiles: only the last key tiles of a request hide any.
+  // Drafts fill decode's row tiles: only the last key tiles of a request have hidden keys.
   for (const int32_t drafts : {2, 4, 7}) {
     const auto add_tree = [&](const std::string& name, auto&& change) {
       add(fmt::format("tree_of_{}_{}", drafts, name), 128, [&](AttentionCase& test) {
         test.spec.mask = MaskKind::tree;
         test.mode = ForwardMode::target_verify;
-        test.growing_scores = false;  // else the last keys have nearly all weight
+        test.growing_scores = false;  // otherwise the last keys have nearly all weight
         test.requests = {
             {drafts, 6000}, {drafts, 1600 + drafts / 2}, {drafts, 350}, {drafts, drafts}};
         change(test);
