@@ -19,10 +19,11 @@ using test::kPages;
 using Fixture = test::TwoRequests;
 
 TEST(Reserve, RefusesLimitsNobodyCanMean) {
-  constexpr int32_t kMost = std::numeric_limits<int32_t>::max();
+  constexpr int32_t kMaxInt = std::numeric_limits<int32_t>::max();
   Fixture fixture;
   fixture.create();
-  EXPECT_THROW((void)fixture.backend->workspace_bytes({kMost, kMost, kMost, kMost, kMost}), Error);
+  EXPECT_THROW(
+      (void)fixture.backend->workspace_bytes({kMaxInt, kMaxInt, kMaxInt, kMaxInt, kMaxInt}), Error);
   fixture.spec.q_heads = 1 << 22;
   expect_invalid("at most 16777216", [&] { fixture.create(); });
 }

@@ -94,8 +94,8 @@ AssertionResult out_is_close(const AttentionSpec& spec, const OracleResult& want
   }
   const double norm = std::sqrt(got_squares) * std::sqrt(want_squares);
   const double cosine_distance = norm > 0 ? 1 - product / norm : 0;
-  const double most_distance = want.rounded_keys ? kRoundedKeysCosine : budget.cosine_distance;
-  if (exact.empty() || (worst <= 0 && cosine_distance <= most_distance)) {
+  const double max_distance = want.rounded_keys ? kRoundedKeysCosine : budget.cosine_distance;
+  if (exact.empty() || (worst <= 0 && cosine_distance <= max_distance)) {
     return AssertionSuccess();
   }
   const size_t row = worst_at / width;
@@ -103,7 +103,7 @@ AssertionResult out_is_close(const AttentionSpec& spec, const OracleResult& want
                             << row % spec.q_heads << ", dim " << worst_at % width << ": got "
                             << out[worst_at] << ", want " << exact[worst_at] << ", allowed error "
                             << allowed_there << "; cosine distance " << cosine_distance
-                            << ", allowed " << most_distance;
+                            << ", allowed " << max_distance;
 }
 
 AssertionResult lse_is_close(const AttentionSpec& spec, const OracleResult& want,
