@@ -138,9 +138,8 @@ TEST(LentPool, RowsThatOverlapAreNamed) {
 
 TEST(LentPool, RowsOf656BytesAreNotOf576) {
   Spoiled spoiled;
-  spoiled.spec = {.kind = AttentionKind::mla, .q_heads = 2, .kv_heads = 1, .head_dim = 576};
-  spoiled.spec.head_dim_v = spoiled.spec.mla.kv_lora_rank = 512;
-  spoiled.spec.mla.rope_dim = 64;
+  spoiled.spec = {.kind = AttentionKind::mla, .q_heads = 2, .kv_heads = 1};
+  spoiled.spec.mla = {.kv_lora_rank = 512, .rope_dim = 64};
   spoiled.spec.scores.softmax_scale = 0.1f;
   spoiled.cache = {.layout = KvLayout::mla_fp8_rows,
                    .dtype = DType::f8e4m3,

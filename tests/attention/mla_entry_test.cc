@@ -31,9 +31,9 @@ BackendRequest deepseek() {
 }
 
 void set_latent(BackendRequest& request, int32_t rank, int32_t rope) {
-  request.spec.mla.kv_lora_rank = request.spec.head_dim_v = request.cache.head_dim_v = rank;
+  request.spec.mla.kv_lora_rank = request.cache.head_dim_v = rank;
   request.spec.mla.rope_dim = rope;
-  request.spec.head_dim = request.cache.head_dim = rank + rope;
+  request.cache.head_dim = rank + rope;
 }
 
 void set_token_scales(BackendRequest& request) {

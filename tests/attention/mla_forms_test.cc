@@ -85,7 +85,6 @@ std::vector<AttentionCase> weights_cases() {
   cases.push_back(test);
   test = weights_case("no_rope");
   test.spec.mla.rope_dim = 0;
-  test.spec.head_dim = test.spec.mla.kv_lora_rank;
   cases.push_back(test);
   return cases;
 }

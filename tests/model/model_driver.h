@@ -118,8 +118,8 @@ class ModelDriver {
       cache.dtype = options_.kv_dtype;
       cache.layers = static_cast<int32_t>(group.layers.size());
       cache.kv_heads = group.spec.kv_heads;
-      cache.head_dim = group.spec.head_dim;
-      cache.head_dim_v = group.spec.head_dim_v;
+      cache.head_dim = cached_key_dim(group.spec);
+      cache.head_dim_v = cached_value_dim(group.spec);
       cache.page_size = options_.page_size;
       kv_pools_.push_back(make_kv_pool(cache, pages_.pages()));
       context.kv = kv_pools_.back().get();

@@ -317,10 +317,9 @@ AttentionCase mixed_case(std::string name, int32_t q_heads, int32_t kv_heads, in
 }
 
 AttentionCase mla_case(std::string name, int32_t q_heads) {
-  AttentionCase test = mha_case(std::move(name), q_heads, 1, 576);
+  AttentionCase test = mha_case(std::move(name), q_heads, 1, 0);
   test.spec.kind = AttentionKind::mla;
-  test.spec.head_dim_v = test.spec.mla.kv_lora_rank = 512;
-  test.spec.mla.rope_dim = 64;
+  test.spec.mla = {.kv_lora_rank = 512, .rope_dim = 64};
   test.spec.scores.softmax_scale = 1 / std::sqrt(192.0f);
   test.cache.layout = KvLayout::mla;
   return test;

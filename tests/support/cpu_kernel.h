@@ -18,8 +18,8 @@ inline kernels::cpu::AttentionShape shape_of(const AttentionSpec& spec, kernels:
   shape.threads = threads;
   shape.q_heads = spec.q_heads;
   shape.kv_heads = spec.kv_heads;
-  shape.head_dim = spec.head_dim;
-  shape.head_dim_v = spec.head_dim_v;
+  shape.head_dim = cached_key_dim(spec);
+  shape.head_dim_v = cached_value_dim(spec);
   return shape;
 }
 

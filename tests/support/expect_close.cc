@@ -109,7 +109,7 @@ AssertionResult out_is_close(const AttentionSpec& spec, const OracleResult& want
 AssertionResult lse_is_close(const AttentionSpec& spec, const OracleResult& want,
                              std::span<const float> lse) {
   const ErrorBudget& budget = is_fp8(spec.q_dtype) ? kE4m3LseBudget : kLseBudget;
-  const double sums = 1.0 * spec.head_dim / kColumnsOfASum;
+  const double sums = 1.0 * cached_key_dim(spec) / kColumnsOfASum;
   double relative =
       budget.times_plain * plain_lse_error(want) + std::max(budget.units, sums) * budget.unit;
   if (want.rounded_keys) relative += kRoundedKeysLseUnits * error_budget(spec.q_dtype).unit;

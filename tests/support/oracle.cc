@@ -71,7 +71,7 @@ Keys stored_keys(const AttentionCase& test, const RequestData& request, bool rou
       keys.k.insert(keys.k.end(), values.begin(), values.end());
       // mla: the value is the latent, the front of the key.
       if (is_mla(spec)) {
-        keys.v.insert(keys.v.end(), values.begin(), values.begin() + spec.head_dim_v);
+        keys.v.insert(keys.v.end(), values.begin(), values.begin() + cached_value_dim(spec));
       }
     }
     for (const StoredRow& row : stored.v) {
@@ -143,7 +143,7 @@ void up_project(const std::vector<float>& weight, int32_t heads, int32_t width, 
 // Makes keys and values of every head from the latent, by DeepSeek's definition of MLA.
 template <typename Real>
 Keys up_projected(const AttentionSpec& spec, const CaseData& data, const Keys& stored) {
-  const size_t tokens = stored.k.size() / spec.head_dim;
+  const size_t tokens = stored.k.size() / spec.mla.row_dim();
   const auto k_size = static_cast<size_t>(spec.mla.nope_dim + spec.mla.rope_dim);
   const auto v_size = static_cast<size_t>(spec.mla.v_dim);
   Keys keys;
@@ -151,11 +151,11 @@ Keys up_projected(const AttentionSpec& spec, const CaseData& data, const Keys& s
   keys.k.resize(tokens * spec.q_heads * k_size);
   keys.v.resize(tokens * spec.q_heads * v_size);
   const int32_t rank = spec.mla.kv_lora_rank;
-  const RowBlocks<Real> latents(stored.k.data(), tokens, spec.head_dim, rank);
+  const RowBlocks<Real> latents(stored.k.data(), tokens, spec.mla.row_dim(), rank);
   up_project(data.w_uk, spec.q_heads, spec.mla.nope_dim, rank, latents, k_size, keys.k);
   up_project(data.w_uv, spec.q_heads, spec.mla.v_dim, rank, latents, v_size, keys.v);
   for (size_t token = 0; token < tokens; ++token) {
-    const double* rope = &stored.k[token * spec.head_dim + rank];
+    const double* rope = &stored.k[token * spec.mla.row_dim() + rank];
     for (int32_t head = 0; head < spec.q_heads; ++head) {
       double* k = &keys.k[(token * spec.q_heads + head) * k_size];
       std::copy_n(rope, spec.mla.rope_dim, k + spec.mla.nope_dim);

@@ -76,9 +76,9 @@ class Drawer {
 
   void draw_mla() {
     AttentionSpec& spec = test_.spec;
-    spec.mla.kv_lora_rank = spec.head_dim_v = pick({512, 512, 256});
+    spec.mla.kv_lora_rank = pick({512, 512, 256});
     spec.mla.rope_dim = pick({64, 64, 0});
-    spec.head_dim = spec.mla.kv_lora_rank + spec.mla.rope_dim;
+    spec.head_dim = spec.head_dim_v = 0;
     add_name(fmt::format("mla_{}_{}_{}", spec.q_heads, spec.mla.kv_lora_rank, spec.mla.rope_dim));
     test_.split_q = spec.mla.rope_dim > 0 && sometimes(3, "split");
     if (!sometimes(3, "weights")) return;
