@@ -110,8 +110,8 @@ struct LinearBatch {
   std::span<const int32_t> snapshot_slots = {};
 };
 
-// Facts about a batch that the caller may know. Hints make a pass faster; they can
-// change the last bits of results, but not if the spec is batch_invariant.
+// Facts about a batch that the caller may know. Hints make a pass faster. They can change the last
+// bits of results, but not if the spec is batch_invariant.
 struct BatchHints {
   // Upper bounds on the lengths of this batch; 0: those of the limits. A row of the table must have
   // room for max_kv_len tokens. GPU backends choose kernels by them.
