@@ -18,9 +18,8 @@
 #include "fovea/gpu.h"
 #include "fovea/select_backend.h"
 #include "gpu/gpu.h"
-#include "kernels/cuda/common/mla_prefill_params.h"
-#include "kernels/cuda/family.h"
 #include "kernels/cuda/kernel.h"
+#include "kernels/cuda/portable/mla_prefill/launch.h"
 #include "kernels/cuda/store.h"
 #include "support/bf16_noise.h"
 #include "support/cases.h"
@@ -241,9 +240,8 @@ TEST_P(MlaBackend, FormsAreThoseOfTheCostModel) {
     kv_lens.push_back(q_len + context - (i % 100 == 7 ? context + q_len / 2 : 0));
   }
   const auto requests = static_cast<int32_t>(kv_lens.size());
-  const cuda::Kernel forms(make_variant(cuda::family("portable/mla_prefill"),
-                                        {"forms", "bf16", "bf16"}, context_->info().sm),
-                           cuda::kernel_store());
+  const cuda::MlaPrefillSteps steps(DType::bf16, DType::bf16, context_->info().sm,
+                                    cuda::kernel_store());
   const auto device_indptr = to_device(q_indptr), device_lens = to_device(kv_lens);
   const gpu::DeviceBuffer up_requests(requests), up_tokens(q_indptr.back()), new_lens(requests * 4),
       row_indptr((requests + 1) * 4), live_rows(4), begin(requests * 4), chunk_lens(requests * 4),
@@ -266,27 +264,26 @@ TEST_P(MlaBackend, FormsAreThoseOfTheCostModel) {
     const auto rows_of = [&](size_t i) {
       return at_once ? kv_lens[i] : kv_lens[i] - (q_indptr[i + 1] - q_indptr[i]);
     };
-    forms.launch({},
-                 cuda::MlaFormsParams{.q_indptr = device_indptr.data<int32_t>(),
-                                      .kv_lens = device_lens.data<int32_t>(),
-                                      .requests = requests,
-                                      .kv_lora_rank = kRank,
-                                      .nope_dim = spec_.mla.nope_dim,
-                                      .v_dim = spec_.mla.v_dim,
-                                      .min_q_len = by_q_len > 0 ? by_q_len : kMinUpProjected,
-                                      .by_q_len = by_q_len > 0,
-                                      .at_once = at_once,
-                                      .most_rows = most,
-                                      .up_requests = up_requests.data<uint8_t>(),
-                                      .up_tokens = up_tokens.data<uint8_t>(),
-                                      .new_lens = new_lens.data<int32_t>(),
-                                      .row_indptr = row_indptr.data<int32_t>(),
-                                      .chunk = {.live_rows = live_rows.data<int32_t>(),
-                                                .begin = begin.data<int32_t>(),
-                                                .lens = chunk_lens.data<int32_t>(),
-                                                .indptr = chunk_indptr.data<int32_t>(),
-                                                .most_rows = kChunkRows}},
-                 nullptr);
+    steps.choose_forms({.q_indptr = device_indptr.data<int32_t>(),
+                        .kv_lens = device_lens.data<int32_t>(),
+                        .requests = requests,
+                        .kv_lora_rank = kRank,
+                        .nope_dim = spec_.mla.nope_dim,
+                        .v_dim = spec_.mla.v_dim,
+                        .min_q_len = by_q_len > 0 ? by_q_len : kMinUpProjected,
+                        .by_q_len = by_q_len > 0,
+                        .at_once = at_once,
+                        .max_rows = most,
+                        .up_requests = up_requests.data<uint8_t>(),
+                        .up_tokens = up_tokens.data<uint8_t>(),
+                        .new_lens = new_lens.data<int32_t>(),
+                        .row_indptr = row_indptr.data<int32_t>(),
+                        .chunk = {.live_rows = live_rows.data<int32_t>(),
+                                  .begin = begin.data<int32_t>(),
+                                  .lens = chunk_lens.data<int32_t>(),
+                                  .indptr = chunk_indptr.data<int32_t>(),
+                                  .max_rows = kChunkRows}},
+                       nullptr);
     const auto chosen = to_host<uint8_t>(up_requests, requests);
     const auto tokens = to_host<uint8_t>(up_tokens, q_indptr.back());
     const auto lens = to_host<int32_t>(new_lens, requests);

@@ -7,7 +7,6 @@
 #include "attention/validate/spec.h"
 #include "core/rounding.h"
 #include "kernels/cuda/attention_kernel.h"
-#include "kernels/cuda/family.h"
 
 namespace fovea {
 namespace {
@@ -18,25 +17,6 @@ namespace cuda = kernels::cuda;
 // absorbed.
 constexpr int32_t kMaxChunks = 256;
 
-std::vector<gpu::KernelVariant> own_variants(const AttentionSpec& spec, DType stored, int sm) {
-  const cuda::Family& family = cuda::family("portable/mla_prefill");
-  const std::string type = *cuda::variant_type(spec.q_dtype);
-  // Bits are moved as they are, but for codes.
-  const cuda::VariantValues gather =
-      is_fp8(stored) ? cuda::VariantValues{"gather", *cuda::variant_type(stored), type}
-                     : cuda::VariantValues{"gather", "bf16", "bf16"};
-  return {make_variant(family, {"forms", "bf16", "bf16"}, sm), make_variant(family, gather, sm),
-          make_variant(family, {"add", type, type}, sm),
-          make_variant(family, {"join", "bf16", "bf16"}, sm)};
-}
-
-// Blocks of kernels that go through rows. More of them than the GPU holds cost where a chunk turns
-// out to be empty: to add nothing to 16384 tokens of 16 heads took 22 us (H100, 2026-11-27).
-uint32_t blocks(int64_t rows, const cuda::Kernel& kernel) {
-  constexpr int64_t kMost = 1024;
-  return static_cast<uint32_t>(std::min(ceil_div(rows, kernel.row_tile()), kMost));
-}
-
 }  // namespace
 
 bool serves_up_projected(const AttentionSpec& spec, const BatchLimits& limits) {
@@ -46,7 +26,9 @@ bool serves_up_projected(const AttentionSpec& spec, const BatchLimits& limits) {
 std::vector<gpu::KernelVariant> MlaPrefill::variants(const MlaKernels& kernels,
                                                      const AttentionSpec& spec, DType stored,
                                                      const DeviceInfo& device) {
-  std::vector<gpu::KernelVariant> needed = own_variants(spec, stored, device.sm);
+  std::vector<gpu::KernelVariant> needed =
+      cuda::MlaPrefillSteps::variants(stored, spec.q_dtype, device.sm);
+  needed.push_back(cuda::merge_states_variant(spec.q_dtype, device.sm));
   const auto add = [&](const std::vector<gpu::KernelVariant>& list) {
     needed.insert(needed.end(), list.begin(), list.end());
   };
@@ -59,13 +41,10 @@ MlaPrefill::MlaPrefill(const MlaKernels& kernels, const AttentionSpec& spec,
                        const KvCacheSpec& cache, const DeviceInfo& device, gpu::KernelStore& store)
     : spec_(spec),
       cache_(cache),
+      steps_(cache.dtype, spec.q_dtype, device.sm, store),
+      merge_(spec.q_dtype, device.sm, store),
       projection_(kernels, spec, cache.dtype, device, store),
       gathers_(MlaProjection::gathers(kernels, spec, cache.dtype, device)) {
-  const std::vector<gpu::KernelVariant> own = own_variants(spec, cache.dtype, device.sm);
-  forms_ = cuda::Kernel(own[0], store);
-  gather_ = cuda::Kernel(own[1], store);
-  add_ = cuda::Kernel(own[2], store);
-  join_ = cuda::Kernel(own[3], store);
   const cuda::AttentionSetup attention = mla_prefill_attention(kernels, spec, device);
   shared_key_dims_ = attention.shared_key_dims;
   copies_rotary_ = gathers_ && shared_key_dims_ > 0;
@@ -126,13 +105,13 @@ void MlaPrefill::plan(const BatchView& batch, const MlaFormBounds& bounds, int32
   params.min_q_len = bounds.min_q_len;
   params.by_q_len = bounds.by_q_len;
   params.at_once = at_once_;
-  params.most_rows = at_once_ ? chunk_part_.rows : static_cast<int32_t>(context);
+  params.max_rows = at_once_ ? chunk_part_.rows : static_cast<int32_t>(context);
   params.up_requests = buffers_.up_requests;
   params.up_tokens = buffers_.up_tokens;
   params.new_lens = buffers_.new_lens;
   params.row_indptr = buffers_.row_indptr;
   params.chunk = chunk();
-  forms_.launch_overlapped({}, params, stream);
+  steps_.choose_forms(params, stream);
 
   cuda::BatchParams part{};
   part.requests = batch.requests;
@@ -174,7 +153,7 @@ cuda::MlaChunk MlaPrefill::chunk() const {
           .begin = buffers_.chunk_begin,
           .lens = buffers_.chunk_lens,
           .indptr = buffers_.chunk_indptr,
-          .most_rows = chunk_part_.rows};
+          .max_rows = chunk_part_.rows};
 }
 
 cuda::MlaGatherParams MlaPrefill::gather_params(const Part& part,
@@ -195,7 +174,7 @@ cuda::MlaGatherParams MlaPrefill::gather_params(const Part& part,
   rows.of_chunk = &part == &chunk_part_;
   rows.row_indptr = rows.of_chunk ? buffers_.row_indptr : batch_.q_indptr.data();
   rows.up_requests = buffers_.up_requests;
-  rows.most_rows = part.rows;
+  rows.max_rows = part.rows;
   rows.kv_lora_rank = spec_.mla.kv_lora_rank;
   rows.rope_dim = spec_.mla.rope_dim;
   rows.nope_dim = spec_.mla.nope_dim;
@@ -207,12 +186,8 @@ cuda::MlaGatherParams MlaPrefill::gather_params(const Part& part,
   return rows;
 }
 
-void MlaPrefill::gather(const cuda::MlaGatherParams& params, Stream stream) const {
-  gather_.launch_overlapped({blocks(params.most_rows, gather_)}, params, stream);
-}
-
 void MlaPrefill::locate(const cuda::MlaDecodeTensors& cache, Stream stream) const {
-  if (located()) gather(gather_params(chunk_part_, cache), stream);
+  if (located()) steps_.gather(gather_params(chunk_part_, cache), stream);
 }
 
 void MlaPrefill::attend(const LayerTensors& tensors, const cuda::MlaDecodeTensors& cache,
@@ -221,18 +196,18 @@ void MlaPrefill::attend(const LayerTensors& tensors, const cuda::MlaDecodeTensor
   const Result result = {tensors.out, tensors.lse ? tensors.lse.data : buffers_.lse};
   cuda::MlaGatherParams rows = gather_params(chunk_part_, cache);
   if (at_once_) {
-    if (!located()) gather(rows, stream);
+    if (!located()) steps_.gather(rows, stream);
     attend_rows(chunk_part_, tensors, cache.cache, q, result, stream);
     return;
   }
-  gather(gather_params(new_part_, cache), stream);
+  steps_.gather(gather_params(new_part_, cache), stream);
   attend_rows(new_part_, tensors, cache.cache, q, result, stream);
 
   const Result part = {dense_rows(scratch_.results, spec_.q_dtype, heads_, spec_.mla.v_dim),
                        buffers_.part_lse};
   rows.part_lse = part.lse;
   rows.part_rows = int64_t{batch_.tokens} * heads_;
-  cuda::MlaAddParams add{};
+  cuda::MergeStatesParams add{};
   add.out = result.out.data;
   add.out_token_stride = result.out.token_stride;
   add.out_head_stride = result.out.head_stride;
@@ -249,10 +224,10 @@ void MlaPrefill::attend(const LayerTensors& tensors, const cuda::MlaDecodeTensor
   add.v_dim = spec_.mla.v_dim;
   for (int32_t chunk = 0; chunk < chunks_; ++chunk) {
     rows.first_row = chunk * chunk_part_.rows;
-    gather(rows, stream);
+    steps_.gather(rows, stream);
     if (chunks_ > 1) plan_part(chunk_part_, stream);
     attend_rows(chunk_part_, tensors, cache.cache, q, part, stream);
-    add_.launch_overlapped({blocks(rows.part_rows, add_)}, add, stream);
+    merge_.run_overlapped(add, stream);
   }
 }
 
@@ -271,7 +246,7 @@ HeadRows MlaPrefill::joined_queries(const LayerTensors& tensors, Stream stream) 
   params.heads = heads_;
   params.nope_dim = spec_.mla.nope_dim;
   params.rope_dim = spec_.mla.rope_dim;
-  join_.launch_overlapped({blocks(int64_t{batch_.tokens} * heads_, join_)}, params, stream);
+  steps_.join_queries(params, stream);
   return dense_rows(scratch_.queries, spec_.q_dtype, heads_, key_dim(spec_));
 }
 

@@ -16,7 +16,8 @@
 #include "attention/cuda/mla_up_projected_buffers.h"
 #include "attention/mla_forms.h"
 #include "fovea/select_backend.h"
-#include "kernels/cuda/common/mla_prefill_params.h"
+#include "kernels/cuda/portable/merge_states/launch.h"
+#include "kernels/cuda/portable/mla_prefill/launch.h"
 
 namespace fovea {
 
@@ -83,7 +84,6 @@ class MlaPrefill {
   // Of a part; of chunks the first.
   kernels::cuda::MlaGatherParams gather_params(const Part& part,
                                                const kernels::cuda::MlaDecodeTensors& cache) const;
-  void gather(const kernels::cuda::MlaGatherParams& params, Stream stream) const;
   // Of the planned batch: locate() says all there is to say.
   bool located() const { return at_once_ && copies_rotary_; }
   // Keys and values of the gathered rows, and attention over them, some heads after the others.
@@ -99,12 +99,13 @@ class MlaPrefill {
 
   AttentionSpec spec_;
   KvCacheSpec cache_;
-  kernels::cuda::Kernel forms_, gather_, add_, join_;
+  kernels::cuda::MlaPrefillSteps steps_;
+  kernels::cuda::MergeStates merge_;
   MlaProjection projection_;
   Part new_part_, chunk_part_;
   int32_t shared_key_dims_ = 0;  // as attention reads them
   bool gathers_;                 // latents are read in their pages
-  bool copies_rotary_;           // so are rotary keys, which are copied then; else gather_ does it
+  bool copies_rotary_;  // so are rotary keys, which are copied then; else steps_ gathers them
   MlaPrefillBuffers buffers_;
   MlaScratch scratch_;
   BatchView batch_;    // the planned one

@@ -5,10 +5,8 @@
 
 #include "attention/validate/states.h"
 #include "core/check.h"
-#include "core/rounding.h"
 #include "kernels/cuda/attention_kernel.h"
-#include "kernels/cuda/common/mla_prefill_params.h"
-#include "kernels/cuda/family.h"
+#include "kernels/cuda/portable/merge_states/launch.h"
 #include "kernels/cuda/store.h"
 
 namespace fovea {
@@ -19,8 +17,7 @@ namespace cuda = kernels::cuda;
 class CudaMerger final : public StateMerger {
  public:
   CudaMerger(const StateShape& shape, Device device) : shape_(shape), context_(device.index) {
-    const auto type = cuda::variant_type(shape.dtype);
-    if (!type) {
+    if (!cuda::variant_type(shape.dtype)) {
       fail(ErrorCode::unsupported, "dtype is {}, on a GPU accepted: bf16, fp16",
            dtype_name(shape.dtype));
     }
@@ -28,9 +25,7 @@ class CudaMerger final : public StateMerger {
       fail(ErrorCode::unsupported, "dim is {}, must be even on a GPU", shape.dim);
     }
     context_.bind();
-    add_ = cuda::Kernel(cuda::make_variant(cuda::family("portable/mla_prefill"),
-                                           {"add", *type, *type}, context_.info().sm),
-                        cuda::kernel_store());
+    merge_ = cuda::MergeStates(shape.dtype, context_.info().sm, cuda::kernel_store());
   }
   ~CudaMerger() override { context_.bind_to_free(); }
 
@@ -41,7 +36,7 @@ class CudaMerger final : public StateMerger {
     check_states(into, part, shape_, tokens);
     check_rows(into, "into");
     check_rows(part, "part");
-    cuda::MlaAddParams add{};
+    cuda::MergeStatesParams add{};
     add.out = into.out.data;
     add.out_token_stride = into.out.token_stride;
     add.out_head_stride = into.out.head_stride;
@@ -54,8 +49,7 @@ class CudaMerger final : public StateMerger {
     add.heads = shape_.heads;
     add.v_dim = shape_.dim;
     context_.bind();
-    add_.launch({static_cast<uint32_t>(ceil_div(tokens * shape_.heads, add_.row_tile()))}, add,
-                stream);
+    merge_.run(add, stream);
   }
 
  private:
@@ -73,7 +67,7 @@ class CudaMerger final : public StateMerger {
 
   const StateShape shape_;
   const gpu::Context context_;
-  cuda::Kernel add_;
+  cuda::MergeStates merge_;
 };
 
 }  // namespace

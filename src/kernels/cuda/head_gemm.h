@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of every head's rows with a matrix of its own: MLA's projections into and out of the
+// Multiplies every head's rows with a matrix of its own: MLA's projections into and out of the
 // latent space.
 #pragma once
 
@@ -23,20 +23,20 @@ struct HeadGemmSetup {
   DType dtype = DType::bf16;  // bf16 or f16
   int sm = 0;
   int32_t multiprocessors = 0;
-  // On sm 90: many rows may go through sm90/head_gemm, which rounds its sums in another way. The
-  // bits of a row depend on how many rows there are then, else on that row and the weights alone.
+  // Set if many rows may go through sm90/head_gemm (sm 90), which rounds its sums differently. The
+  // bits of a row then depend on the number of rows; otherwise on that row and the weights only.
   bool hopper = false;
 };
 
-// sm90/head_gemm: products of warpgroups, for many rows.
+// sm90/head_gemm, for many rows.
 class HopperHeadGemm {
  public:
   HopperHeadGemm(const HeadGemmSetup& setup, gpu::KernelStore& store);
   static std::vector<gpu::KernelVariant> variants(const HeadGemmSetup& setup);
 
-  // Whether it is faster than portable/head_gemm.
+  // Returns whether this kernel is faster than portable/head_gemm.
   bool serves(const HeadGemmParams& params) const;
-  // As HeadGemm::run.
+  // Enqueues the products, as HeadGemm::run().
   void run(const HeadGemmParams& params, Stream stream) const;
 
  private:
@@ -52,11 +52,11 @@ class HeadGemm {
   // Errors as Kernel's constructor.
   HeadGemm(const HeadGemmSetup& setup, gpu::KernelStore& store);
 
-  // What the constructor takes from the store.
+  // Returns what the constructor takes from the store.
   static std::vector<gpu::KernelVariant> variants(const HeadGemmSetup& setup);
 
-  // Enqueues params, whose row_tiles and groups are set here; legal in a capture. Weights may be
-  // read before what is ahead in the stream has ended.
+  // Enqueues the products; sets row_tiles and groups. Legal in a capture. Weights may be read
+  // before preceding work of the stream has ended.
   void run(HeadGemmParams params, Stream stream) const;
 
  private:

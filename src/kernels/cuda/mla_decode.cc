@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// plan, attention, merge: three launches over one work list.
+// Plan, attention and merge: three launches over one work list.
 #include "kernels/cuda/mla_decode.h"
 
 #include <algorithm>
@@ -14,13 +14,10 @@
 namespace fovea::kernels::cuda {
 namespace {
 
-constexpr uint32_t kMergeBlocksPerSm = 2;
-
-// Clusters of eight leave out 12 of 132 multiprocessors, those of sixteen 20, and more where
-// requests do not fill them. A merge takes as long as two key tiles of 16 rows: in clusters blocks
-// may have two tiles more to compute, or an eighth; in larger ones no more than in smaller ones.
-// Wider blocks compute more rows at a time: against them clusters win up to five tiles (11.1 us
-// instead of 12.9 for 128 heads and 2.5k keys, 15.0 instead of 13.5 for 4k, 2026-11-22).
+// Clusters leave some multiprocessors idle but save the merge, which takes as long as two key tiles
+// of 16 rows. So blocks in clusters may have two tiles more, or one part in kMoreTilesPart more,
+// and in larger clusters no more than in smaller ones. Against blocks of 64 rows, clusters are
+// faster up to kMaxTilesForWide tiles (chosen on H200, 2026-11-22).
 constexpr int32_t kMoreTilesPart = 8;
 constexpr int32_t kMaxTilesForWide = 5;
 
@@ -55,13 +52,14 @@ int32_t cluster_workers(const MlaDecodeSetup& setup) {
 MlaWorkList carve(WorkspaceCarver& workspace, const MlaDecodeSetup& setup,
                   const BatchLimits& limits) {
   const int64_t rows = setup.family->row_tile(setup);
-  // Every request with rows adds less than one tile to the batch's rows / row_tile.
+  // Every request with rows adds less than one tile to the quotient of the batch's rows and
+  // row_tile.
   const int64_t filled = std::min(limits.max_requests, limits.max_tokens);
   const int64_t tiles = (int64_t{limits.max_tokens} * setup.q_heads + filled * (rows - 1)) / rows;
   MlaWorkList work{};
   work.workers = setup.family->workers(setup);
   work.cluster = 1;
-  // Clusters: each block is a worker, their row tiles are no larger, their parts f32.
+  // In clusters each block is a worker; row tiles are no larger and parts are f32.
   const bool clusters = has_joins(setup, MlaJoins::clusters);
   const int64_t blocks = clusters ? cluster_workers(setup) : 0;
   const int64_t workers = std::max<int64_t>(work.workers, blocks);
@@ -81,18 +79,16 @@ MlaWorkList carve(WorkspaceCarver& workspace, const MlaDecodeSetup& setup,
   return work;
 }
 
-gpu::KernelVariant plan_variant(const MlaDecodeSetup& setup, int32_t rows) {
-  return make_variant(family("portable/mla_plan"), {std::to_string(rows)}, setup.sm);
+MlaMergeSetup merge_setup(const MlaDecodeSetup& setup) {
+  return {.row_tile = setup.family->row_tile(setup),
+          .rank = setup.rank,
+          .out = setup.dtype,
+          .parts = setup.family->parts(setup),
+          .sm = setup.sm,
+          .multiprocessors = setup.multiprocessors};
 }
 gpu::KernelVariant decode_variant(const MlaDecodeSetup& setup, MlaJoins joins) {
-  return make_variant(family(setup.family->folder), setup.family->values(setup, joins), setup.sm);
-}
-gpu::KernelVariant merge_variant(const MlaDecodeSetup& setup) {
-  const bool f16_parts = setup.family->parts(setup) == DType::f16;
-  return make_variant(family(f16_parts ? "sm90/mla_merge" : "portable/mla_merge"),
-                      {std::to_string(setup.family->row_tile(setup)), std::to_string(setup.rank),
-                       *variant_type(setup.dtype), f16_parts ? "f16" : "f32"},
-                      setup.sm);
+  return setup.family->variant(setup, joins);
 }
 
 }  // namespace
@@ -101,12 +97,13 @@ int32_t MlaDecode::row_tile(const MlaDecodeSetup& setup) { return setup.family->
 
 std::vector<gpu::KernelVariant> MlaDecode::variants(const MlaDecodeSetup& setup) {
   check_setup(setup);
-  std::vector<gpu::KernelVariant> needed = {plan_variant(setup, row_tile(setup)),
+  std::vector<gpu::KernelVariant> needed = {mla_plan_variant(row_tile(setup), setup.sm),
                                             decode_variant(setup, usual_joins(setup))};
-  if (usual_joins(setup) == MlaJoins::merge) needed.push_back(merge_variant(setup));
+  if (usual_joins(setup) == MlaJoins::merge)
+    needed.push_back(mla_merge_variant(merge_setup(setup)));
   if (has_joins(setup, MlaJoins::pairs)) needed.push_back(decode_variant(setup, MlaJoins::pairs));
   if (has_joins(setup, MlaJoins::clusters)) {
-    needed.push_back(plan_variant(setup, kMlaClusterRows));
+    needed.push_back(mla_plan_variant(kMlaClusterRows, setup.sm));
     needed.push_back(decode_variant(setup, MlaJoins::clusters));
   }
   return needed;
@@ -114,14 +111,14 @@ std::vector<gpu::KernelVariant> MlaDecode::variants(const MlaDecodeSetup& setup)
 
 MlaDecode::MlaDecode(const MlaDecodeSetup& setup, gpu::KernelStore& store) : setup_(setup) {
   check_setup(setup);
-  plan_ = Kernel(plan_variant(setup, row_tile(setup)), store);
+  plan_ = MlaPlan(row_tile(setup), setup.sm, store);
   decode_ = Kernel(decode_variant(setup, usual_joins(setup)), store);
-  if (usual_joins(setup) == MlaJoins::merge) merge_ = Kernel(merge_variant(setup), store);
+  if (usual_joins(setup) == MlaJoins::merge) merge_ = MlaMergeKernel(merge_setup(setup), store);
   if (has_joins(setup, MlaJoins::pairs)) {
     decode_pairs_ = Kernel(decode_variant(setup, MlaJoins::pairs), store);
   }
   if (has_joins(setup, MlaJoins::clusters)) {
-    plan_clusters_ = Kernel(plan_variant(setup, kMlaClusterRows), store);
+    plan_clusters_ = MlaPlan(kMlaClusterRows, setup.sm, store);
     decode_clusters_ = Kernel(decode_variant(setup, MlaJoins::clusters), store);
     decode_clusters_.allow_large_clusters();
     for (const int32_t size : {kMlaMaxCluster / 2, kMlaMaxCluster}) {
@@ -151,9 +148,8 @@ void MlaDecode::choose_joins(const BatchParams& batch, const MlaBounds& bounds) 
   if (batch.requests == 0) return;
   const int64_t rows =
       int64_t{bounds.max_q_len > 0 ? bounds.max_q_len : limits_.max_q_len} * batch.q_heads;
-  // Where each request is one row tile with two workers, joining its two parts leaves less to
-  // merge: 23 instead of 29 us at 32 x 1k. But the longer kernel is 1 % slower where it joins
-  // nothing (2026-11-22; 32 x 4k, two new tokens each: 110.6 instead of 108.9, 2026-11-23).
+  // Pairs are for batches whose requests are one row tile with two workers each: joining the two
+  // parts leaves less to merge. Elsewhere the longer kernel is slower (chosen on H200, 2026-11-22).
   if (has_joins(setup_, MlaJoins::pairs) && rows <= row_tile(setup_) &&
       work_.workers / batch.requests == kPairWorkers) {
     joins_ = MlaJoins::pairs;
@@ -163,19 +159,19 @@ void MlaDecode::choose_joins(const BatchParams& batch, const MlaBounds& bounds) 
   const int64_t keys = bounds.max_kv_len > 0 ? bounds.max_kv_len : limits_.max_kv_len;
   const int64_t key_tiles = ceil_div(keys, kBlockKeys);
   const int64_t otherwise = ceil_div(tiles * key_tiles, reserved_.workers);
-  int64_t most = row_tile(setup_) > kMlaClusterRows  // key tiles of a block
-                     ? kMaxTilesForWide
-                     : otherwise + std::max<int64_t>(2, otherwise / kMoreTilesPart);
+  int64_t max_tiles = row_tile(setup_) > kMlaClusterRows  // limit of a block
+                          ? kMaxTilesForWide
+                          : otherwise + std::max<int64_t>(2, otherwise / kMoreTilesPart);
   bool in_one = false;
   for (const Clusters& clusters : clusters_) {
     if (tiles == 0 || tiles > clusters.count) continue;
     const int64_t own = ceil_div(key_tiles, clusters.count / tiles * clusters.blocks);
-    if (own > most) continue;
-    // A larger cluster only where it has all parts of a tile and a smaller one has not.
+    if (own > max_tiles) continue;
+    // Larger clusters only if they hold all parts of a tile and smaller ones do not.
     const bool whole = ceil_div(key_tiles, own) <= clusters.blocks;
     if (joins_ == MlaJoins::clusters && (in_one || !whole)) continue;
     in_one = whole;
-    most = own;
+    max_tiles = own;
     joins_ = MlaJoins::clusters;
     work_.workers = clusters.count * clusters.blocks;
     work_.cluster = clusters.blocks;
@@ -187,10 +183,10 @@ void MlaDecode::plan(const BatchParams& batch, const MlaBounds& bounds, const Pl
   check_argument(reserved_.items != nullptr, "plan() before reserve()");
   batch_ = batch;
   choose_joins(batch, bounds);
-  prefix_settled_ = bounds.prefix_settled;
-  list_settled_ = false;
-  launch_plan(joins_ == MlaJoins::clusters ? plan_clusters_ : plan_, 1,
-              MlaPlanParams{batch, skip, work_, setup_.batch_invariant, joins_}, company, stream);
+  prefix_written_ = bounds.prefix_written;
+  list_complete_ = false;
+  const MlaPlan& plan = joins_ == MlaJoins::clusters ? plan_clusters_ : plan_;
+  plan.run({batch, skip, work_, setup_.batch_invariant, joins_}, company, stream);
 }
 
 void MlaDecode::decode(const MlaDecodeTensors& tensors, Stream stream) const {
@@ -200,15 +196,13 @@ void MlaDecode::decode(const MlaDecodeTensors& tensors, Stream stream) const {
                          : joins_ == MlaJoins::pairs  ? decode_pairs_
                                                       : decode_;
   setup_.family->attend(
-      {setup_, tensors, batch_, work_, list_settled_, list_settled_ && prefix_settled_, maps_},
+      {setup_, tensors, batch_, work_, list_complete_, list_complete_ && prefix_written_, maps_},
       kernel, stream);
-  list_settled_ = true;
+  list_complete_ = true;
   if (setup_.batch_invariant || joins_ == MlaJoins::clusters || joins_ == MlaJoins::blocks) return;
-  const MlaMergeParams merge{
-      work_,       tensors.out,   tensors.out_token_stride, tensors.out_head_stride,
-      tensors.lse, setup_.q_heads};
-  const GridSize grid{kMergeBlocksPerSm * static_cast<uint32_t>(setup_.multiprocessors)};
-  merge_.launch_overlapped(grid, merge, stream);
+  merge_.run({work_, tensors.out, tensors.out_token_stride, tensors.out_head_stride, tensors.lse,
+              setup_.q_heads},
+             stream);
 }
 
 }  // namespace fovea::kernels::cuda

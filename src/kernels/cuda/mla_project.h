@@ -17,16 +17,16 @@ struct MlaProjectSetup {
   DType dtype = DType::bf16;  // bf16 or f16
   int sm = 90;
   int32_t multiprocessors = 0;
-  bool gathers = false;  // rows of latents lie anywhere: MlaProjectTensors::offsets
+  bool gathers = false;  // rows of latents are found by MlaProjectTensors::offsets
 };
 
-// Device memory; what has no stride is dense, strides are in elements.
+// Device memory. Tensors without strides are dense; strides count elements.
 struct MlaProjectTensors {
-  const void* latents = nullptr;     // [rows, rank], or what offsets are counted from
+  const void* latents = nullptr;     // [rows, rank], or the base of the offsets
   int64_t latents_row_stride = 0;    // without offsets
   const int64_t* offsets = nullptr;  // [rows] elements, multiples of 8; -1: a row of zeros
-  // With offsets, or null: [rows, rope_dim] copies of what stands behind the rank in each row, but
-  // for rows of zeros.
+  // With offsets, or null: [rows, rope_dim] copies of the columns after the rank of each row,
+  // except rows of zeros.
   void* rotary = nullptr;
   int32_t rope_dim = 0;
   const void* w_uk = nullptr;  // [heads, nope_dim, rank]
@@ -36,16 +36,17 @@ struct MlaProjectTensors {
   int64_t keys_token_stride = 0, keys_head_stride = 0;
   void* values = nullptr;  // [rows, heads, v_dim]
   int64_t values_token_stride = 0, values_head_stride = 0;
-  const int32_t* live_rows = nullptr;  // [1]: row tiles of 64 from here on stay untouched
-  int32_t rows = 0;  // at most, of keys and values too; the closer, the better the choice of tiles
+  const int32_t* live_rows = nullptr;  // [1]: row tiles of 64 from here on are left untouched
+  // Maximum, also of keys and values; a tight one improves the choice of tiles.
+  int32_t rows = 0;
   int32_t heads = 0;
 };
 
 class MlaProject {
  public:
-  // Whether there is a kernel for these dims.
+  // Returns whether there is a kernel for these dims.
   static bool serves(const MlaProjectSetup& setup);
-  // What the constructor takes from the store.
+  // Returns what the constructor takes from the store.
   static std::vector<gpu::KernelVariant> variants(const MlaProjectSetup& setup);
 
   // Error{unsupported} as Kernel's constructor.

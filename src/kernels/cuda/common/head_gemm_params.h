@@ -12,8 +12,8 @@
 namespace fovea::kernels::cuda {
 
 // out[t, h, :] = x[t, h, :] weight[h], elements of one 16-bit type, summed in f32 over k in
-// ascending order whatever the tile. Rows of a head are contiguous and, as those of the weights,
-// 16-byte aligned; n and k are multiples of 8. Grid: row tiles times `groups`, which share the
+// ascending order with every tile. Rows of a head are contiguous; they and the rows of the weights
+// are 16-byte aligned; n and k are multiples of 8. Grid: row tiles times `groups`, which share the
 // column tiles of all heads.
 struct HeadGemmParams {
   const void* x;  // [tokens, heads, k]
@@ -22,9 +22,9 @@ struct HeadGemmParams {
   int64_t weight_head_stride, weight_row_stride;
   void* out;  // [tokens, heads, n]
   int64_t out_token_stride, out_head_stride;
-  const int32_t* live_tokens;  // [1], on the device: rows from here on stay untouched
-  const uint8_t* skip;         // [tokens] 1: this row too; or null. 16-byte aligned
-  int32_t tokens;              // at most
+  const int32_t* live_tokens;  // [1] on the device: rows from here on are left untouched
+  const uint8_t* skip;         // [tokens] 1: the row is left untouched; or null. 16-byte aligned
+  int32_t tokens;              // maximum
   int32_t n, k;
   int32_t heads;
   int32_t row_tiles, groups;

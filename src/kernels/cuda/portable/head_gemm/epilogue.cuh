@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sums of a warp to the rows of live tokens.
+// Stores the sums of a warp to the rows of live tokens.
 #pragma once
 
 #include "kernels/cuda/portable/head_gemm/load.cuh"

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every head's rows times its own matrix. How many tokens there are is known on the device only:
-// the grid covers the most there can be, and CTAs without rows leave at once.
+// Multiplies every head's rows with its own matrix. The number of tokens is known only on the
+// device: the grid covers the maximum, and blocks without rows end at once.
 //
 //   x -------cp.async--> [stage 0|1|...] --ldmatrix--> mma.sync --> out
 //   weights -cp.async-->
 //
-// For few rows weights, which no kernel of a pass writes, are asked for before the wait for the
-// kernel ahead: 16 heads with their decode at 1x1k 16.1 to 12.5 us, 128 heads 21.0 to 18.6 (H100,
-// 2026-11-27).
+// With few rows, weights are loaded before the wait for the preceding kernel, since no kernel of a
+// pass writes them.
 #pragma once
 
 #include "kernels/cuda/common/overlap.cuh"
@@ -15,18 +14,17 @@
 
 namespace fovea::kernels::cuda {
 
-// kSeveral: of its rows' tiles a CTA takes every `groups`th. Where all of them are to be skipped,
-// as in a pass of prompts, 8192 CTAs of a tile each took 18 us (16 heads, 8x2k), and 128 heads have
-// eight times as many: 4x4k from latents 5095 to 4882 us (H100, 2026-11-27).
+// kSeveral: a block computes every `groups`th column tile of its rows, so that passes whose rows
+// are all skipped, as passes of prompts are, do not launch thousands of blocks (chosen on H100,
+// 2026-11-27).
 template <int kRowTile, bool kIsKn, bool kSeveral, Type kType>
 struct HeadGemmConfig {
   using Params = HeadGemmParams;
   using Shape = Tiles<kRowTile, kIsKn>;
-  // One wide tile is all that fits into the shared memory of most GPUs: no limit on its registers
-  // then.
+  // Most GPUs have shared memory for one wide tile only; its registers are then not limited.
   static constexpr bool kFitsTwice = __CUDA_ARCH__ == 900 || __CUDA_ARCH__ == 1000;
   static constexpr int kThreads = Shape::kWarps * 32;
-  // As many small ones as 192 KB of shared memory hold, with 64 registers a thread.
+  // As many small tiles as 192 KB of shared memory hold, with 64 registers a thread.
   static constexpr int kByBytes = (192 << 10) / Shape::kSharedBytes;
   static constexpr int kByThreads = 1024 / kThreads;
   static constexpr int kFewPerSm = kByBytes < kByThreads ? kByBytes : kByThreads;
@@ -37,7 +35,7 @@ struct HeadGemmConfig {
   __device__ static int column_tiles(const Params& params) {
     return (params.n + Shape::kColumnTile - 1) / Shape::kColumnTile;
   }
-  // The `number`th of the heads' column tiles.
+  // Points `tile` to the `number`th of all heads' column tiles.
   __device__ static void place(const Params& params, int number, HeadTile& tile) {
     tile.head = number / column_tiles(params);
     tile.column = (number - tile.head * column_tiles(params)) * Shape::kColumnTile;
@@ -69,7 +67,7 @@ struct HeadGemmConfig {
     wait_and_allow_next();
     const int live = *params.live_tokens - tile.row;
     tile.skip = params.skip ? params.skip + tile.row : nullptr;
-    if constexpr (!Shape::kFewRows) {  // few rows do not wait to know which are alive
+    if constexpr (!Shape::kFewRows) {  // few rows are computed before it is known which are live
       tile.rows = min(tile.rows, live);
       if (tile.rows <= 0) return;
       if (tile.skip && !__syncthreads_or(threadIdx.x < kRowTile && tile.has(threadIdx.x))) return;
@@ -87,7 +85,7 @@ struct HeadGemmConfig {
     }
   }
 
-  // Of few rows the first weights are on their way.
+  // With few rows the first weights are being loaded already.
   __device__ static void multiply(const Params& params, const HeadTile& tile,
                                   WarpSums<kRowTile, kIsKn>& sums) {
     const int end = steps(params);
@@ -111,16 +109,16 @@ struct HeadGemmConfig {
   __device__ __forceinline__ static void multiply_steps(const Params& params, const HeadTile& tile,
                                                         int end, WarpSums<kRowTile, kIsKn>& sums) {
     for (int step = 0; step < end; ++step) {
-      // What is asked for below is a group later than what was at first.
+      // Copies started below are one group later than the first ones.
       wait_copies<kRefills ? Shape::kStages - 2 : Shape::kAhead - 1>();
       __syncthreads();
-      const int next = step + Shape::kStages - 1;  // in the place of the last step
+      const int next = step + Shape::kStages - 1;  // takes the stage of the last step
       if (kRefills && (Shape::kAhead < Shape::kStages || step > 0) && next < end) {
         load_rows<kRowTile, kIsKn>(params, tile, stage(next), next * kDepth);
         load_weights<kRowTile, kIsKn>(params, tile, stage(next), next * kDepth);
       }
       commit_copies();
-      // All four steps spill registers, more than one does in a loop over tiles.
+      // Unrolling all four steps would spill registers, in a loop over tiles even two.
       multiply_stage<kRowTile, kIsKn, kType, kSeveral ? 1 : 2>(stage(step), tile.thread, sums);
     }
   }

@@ -11,14 +11,14 @@
 namespace fovea::kernels::cuda {
 namespace {
 
-// Tiles that suit so few products, in rows of 512 by 128 of them (H100, 2026-11-27): up to 1024
-// rows as many small blocks as there can be, then the least tile that holds all tokens and so reads
-// the weights once, from 8192 on the large one.
+// Limits of the tiles, in multiples of a row's products with 512 x 128 weights: up to kMinProducts
+// the smallest tile, for as many blocks as possible; then the smallest tile that holds all tokens,
+// so that weights are read once; from kManyProducts on the large tile (chosen on H100, 2026-11-27).
 constexpr std::array<int32_t, 3> kFewRows = {16, 32, 64};
 constexpr int64_t kRowProducts = int64_t{512} * 128;
-constexpr int64_t kFewestProducts = 1024 * kRowProducts;
+constexpr int64_t kMinProducts = 1024 * kRowProducts;
 constexpr int64_t kManyProducts = 8192 * kRowProducts;
-// CTAs that fill any GPU several times over.
+// Blocks that fill any GPU several times over.
 constexpr int32_t kManyCtas = 1024;
 
 }  // namespace
@@ -54,11 +54,11 @@ HeadGemm::HeadGemm(const HeadGemmSetup& setup, gpu::KernelStore& store) {
 void HeadGemm::run(HeadGemmParams params, Stream stream) const {
   if (hopper_ && hopper_->serves(params)) return hopper_->run(params, stream);
   const int64_t products = int64_t{params.tokens} * params.heads * params.n * params.k;
-  // Small tiles do not look whether all of their rows are to be skipped.
-  const int64_t most_products = params.skip ? kManyProducts / 4 : kManyProducts;
-  const bool few = params.tokens <= kFewRows[1] || products <= most_products;
+  // Small tiles do not check whether all of their rows are skipped.
+  const int64_t max_products = params.skip ? kManyProducts / 4 : kManyProducts;
+  const bool few = params.tokens <= kFewRows[1] || products <= max_products;
   size_t fitting = 0;
-  while (products > kFewestProducts && fitting + 1 < kFewRows.size() &&
+  while (products > kMinProducts && fitting + 1 < kFewRows.size() &&
          params.tokens > kFewRows[fitting]) {
     ++fitting;
   }
@@ -68,9 +68,8 @@ void HeadGemm::run(HeadGemmParams params, Stream stream) const {
   const bool several = !few && params.skip && params.row_tiles * params.groups > kManyCtas;
   if (several) params.groups = std::min(params.groups, ceil_div(kManyCtas, params.row_tiles));
   const GridSize grid{static_cast<uint32_t>(params.row_tiles * params.groups)};
-  // CTAs that begin early gather on the multiprocessors that fall free first. That is no matter
-  // where they wait for weights, but products take longer there: 8x64 tokens over 8k with 16 heads
-  // 297 instead of 290 us (H100, 2026-11-27).
+  // Blocks that start early crowd onto the multiprocessors that become idle first. Waiting for
+  // weights does not suffer from that, but products do, so the large tile is not launched early.
   if (few) return shape.launch_overlapped(grid, params, stream);
   (several ? several_tiles_ : many_).launch(grid, params, stream);
 }

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// Global to shared memory, 16 bytes a copy; what lies outside the matrices is zero.
+// Loads stages to shared memory, 16 bytes a copy. Elements outside the matrices are zero.
 #pragma once
 
 #include "kernels/cuda/portable/head_gemm/config.cuh"
 
 namespace fovea::kernels::cuda {
 
-// The tile that a CTA computes.
+// The tile that a block computes.
 struct HeadTile {
-  const uint16_t* x;  // of its first row
+  const uint16_t* x;  // first row
   const uint16_t* weight;
-  const uint8_t* skip;  // of its rows, or null
-  int row;              // the first token
-  int rows;             // of the tokens there can be, then of live ones
-  int column;           // the first
+  const uint8_t* skip;  // flags of its rows, or null
+  int row;              // first token
+  int rows;             // tokens there may be, later the live ones
+  int column;           // first column
   int head;
-  int thread;  // anew for each tile: what is found from it would take registers from tile to tile
+  int thread;  // read anew for each tile, so that values computed from it take no registers
 
   __device__ bool has(int r) const { return r < rows && !(skip && skip[r]); }
 };

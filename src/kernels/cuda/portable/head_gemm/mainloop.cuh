@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The products of one stage.
+// Multiplies one stage.
 #pragma once
 
 #include "kernels/cuda/portable/head_gemm/config.cuh"
 
 namespace fovea::kernels::cuda {
 
-// Sums of a warp: [runs of 16 rows][runs of 8 columns][its share of one mma].
+// Sums of a warp: [16 rows each][8 columns each][a lane's accumulators of one mma].
 template <int kRowTile, bool kIsKn>
 using WarpSums =
     float[Tiles<kRowTile, kIsKn>::kWarpRows / 16][Tiles<kRowTile, kIsKn>::kWarpColumns / 8][4];
@@ -40,7 +40,7 @@ __device__ inline void multiply_stage(const uint16_t* stage, int thread,
     }
 #pragma unroll
     for (int pair = 0; pair < Shape::kWarpColumns / 16; ++pair) {
-      // Four 8x8 matrices: two runs of 8 columns, each with both halves of the 16 deep step.
+      // Four 8x8 matrices: two times 8 columns, each with both halves of the step of 16.
       const int matrix = lane / 8;
       const int column = first_column + pair * 16;
       uint32_t b[4];

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Accumulated values to the output, or to a partial result that mla_merge joins.
+// Stores accumulated values: to the output, or to a partial result for mla_merge.
 #pragma once
 
 #include "kernels/cuda/portable/mla_decode/mainloop.cuh"
 
 namespace fovea::kernels::cuda {
 
-// Where a row of the tile goes.
+// Where a row of the tile is stored.
 template <class C>
 struct RowTarget {
   bool exists, partial;
-  int64_t row;  // of partial results, or token * q_heads + head
-  int64_t out;  // element of its first value
+  int64_t row;  // row of the partial results, or token * q_heads + head
+  int64_t out;  // index of the row's first value
   __device__ __forceinline__ RowTarget(const PortableMlaParams& params, const MlaItem& item, int at)
       : exists(at < live_rows<C>(params, item)), partial(item.partial >= 0) {
     if (partial) {
@@ -27,7 +27,7 @@ struct RowTarget {
   }
 };
 
-// Ends the softmax: log-sum-exps out, and what values are to be multiplied by to row_factor.
+// Ends the softmax: stores LSEs, and the factors of the values in shared.row_factor.
 template <class C>
 __device__ __forceinline__ void finish_row(const PortableMlaParams& params, const MlaItem& item,
                                            float value_scale, SoftmaxRow& row,
@@ -43,7 +43,7 @@ __device__ __forceinline__ void finish_row(const PortableMlaParams& params, cons
   const RowTarget<C> target(params, item, at);
   float* const lse = target.partial ? params.work.partial_lse : params.lse;
   if (!target.exists || lse == nullptr) return;
-  lse[target.row] = empty ? -infinity() : (row.most + log2f(row.sum)) * kLn2;
+  lse[target.row] = empty ? -infinity() : (row.max + log2f(row.sum)) * kLn2;
 }
 
 template <class C>

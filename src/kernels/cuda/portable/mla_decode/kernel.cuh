@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Absorbed MLA decode for any NVIDIA GPU from sm_80. A block of eight warps works through its part
-// of the planned list; each item is 16, 32 or 64 rows of packed (token, head) pairs against a range
-// of keys. Keys are copied once: their first columns are the values.
+// Absorbed MLA decode for any NVIDIA GPU from sm_80 on. A block of eight warps works through its
+// range of the planned list; an item is 16, 32 or 64 rows of packed (token, head) pairs against a
+// range of keys. Keys are copied once: their first columns are the values.
 //
 //   copies    | tile t + 2, t + 3 ...                                          (cp.async)
 //   products  | scores t + 1, values t |            | scores t + 2, values t + 1 |
 //   softmax                            | tile t + 1 |                            | tile t + 2
 //                                      ^ barriers   ^                            ^
 //
-// Queries stay in registers: each warp has a quarter of their columns.
+// Queries stay in registers; each warp holds a quarter of their columns.
 #pragma once
 
 #include "kernels/cuda/portable/mla_decode/epilogue.cuh"
@@ -41,7 +41,7 @@ __device__ void run_item(const PortableMlaParams& params, int index, float cache
     }
     __syncthreads();
   }
-  const MlaItem done = params.work.items[index];  // read again: registers are short
+  const MlaItem done = params.work.items[index];  // read again, since registers are short
   const float value_scale = C::kScaled    ? 1 / kKeyFactor
                             : scaled_keys ? 1 / kScaleUnit
                                           : cache_scale;
@@ -50,8 +50,8 @@ __device__ void run_item(const PortableMlaParams& params, int index, float cache
   store_values<C>(params, done, values, shared);
 }
 
-template <int kLatent, int kRotary, Type kQuery, Type kCache, Loader kLoader, int kRowTile>
-__device__ void MlaDecodeConfig<kLatent, kRotary, kQuery, kCache, kLoader, kRowTile>::run(
+template <int kLatent, int kRotary, Type kQuery, Keys kCache, int kRowTile>
+__device__ void MlaDecodeConfig<kLatent, kRotary, kQuery, kCache, kRowTile>::run(
     const PortableMlaParams& params) {
   extern __shared__ __align__(128) char dynamic_shared[];
   auto& shared = *reinterpret_cast<SharedMemory*>(dynamic_shared);
@@ -66,7 +66,7 @@ __device__ void MlaDecodeConfig<kLatent, kRotary, kQuery, kCache, kLoader, kRowT
   }
 }
 
-template <int kLatent, int kRotary, Type kQuery, Type kCache, Loader kLoader, int kRowTile>
-using Config = MlaDecodeConfig<kLatent, kRotary, kQuery, kCache, kLoader, kRowTile>;
+template <int kLatent, int kRotary, Type kQuery, Keys kCache, int kRowTile>
+using Config = MlaDecodeConfig<kLatent, kRotary, kQuery, kCache, kRowTile>;
 
 }  // namespace fovea::kernels::cuda

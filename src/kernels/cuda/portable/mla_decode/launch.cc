@@ -28,15 +28,23 @@ int32_t workers(const MlaDecodeSetup& setup) {
   return std::min(setup.multiprocessors, kMlaMaxWorkers);
 }
 
-VariantValues values(const MlaDecodeSetup& setup, MlaJoins) {
-  const std::string type = *variant_type(setup.dtype);
-  const bool fp8 = setup.cache != MlaCache::as_queries;
-  return {std::to_string(setup.rank),
-          std::to_string(setup.rope),
-          type,
-          fp8 ? *variant_type(DType::f8e4m3) : type,
-          setup.cache == MlaCache::fp8_rows ? "scaled" : "rows",
-          std::to_string(row_tile(setup))};
+const char* keys_name(MlaCache cache) {
+  switch (cache) {
+    case MlaCache::e4m3:
+      return "e4m3";
+    case MlaCache::fp8_rows:
+      return "fp8_rows";
+    default:
+      return "rows";
+  }
+}
+
+gpu::KernelVariant variant(const MlaDecodeSetup& setup, MlaJoins) {
+  return make_variant(family("portable/mla_decode"),
+                      {std::to_string(setup.rank), std::to_string(setup.rope),
+                       *variant_type(setup.dtype), keys_name(setup.cache),
+                       std::to_string(row_tile(setup))},
+                      setup.sm);
 }
 
 void attend(const MlaPass& pass, const Kernel& kernel, Stream stream) {
@@ -71,12 +79,11 @@ void attend(const MlaPass& pass, const Kernel& kernel, Stream stream) {
 }  // namespace
 
 const MlaFamily& portable_mla() {
-  static constexpr MlaFamily kFamily = {.folder = "portable/mla_decode",
-                                        .check = check,
+  static constexpr MlaFamily kFamily = {.check = check,
                                         .row_tile = row_tile,
                                         .workers = workers,
                                         .parts = [](const MlaDecodeSetup&) { return DType::f32; },
-                                        .values = values,
+                                        .variant = variant,
                                         .attend = attend};
   return kFamily;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Queries into registers, keys into shared memory. Rows behind an item's last key are zero, so that
-// nothing of another request, and no NaN of an unused slot, can reach a product.
+// Loads queries into registers and keys into shared memory. Rows after an item's last key are zero,
+// so that no data of another request and no NaN of an unused slot can reach a product.
 #pragma once
 
 #include "kernels/cuda/common/bf16_as.cuh"
@@ -11,14 +11,14 @@
 
 namespace fovea::kernels::cuda {
 
-// A warp's place among those that share its rows. Found anew wherever it is needed: registers are
-// short.
+// The share of a warp among the warps that have the same rows. Computed anew wherever it is needed,
+// since registers are short.
 template <class C>
 struct WarpPlace {
-  int first_row;    // of the row tile
-  int column_part;  // of the score products
-  int first_key;    // of the score products
-  int first_value;  // column of the values
+  int first_row;    // in the row tile
+  int column_part;  // quarter of the columns, for score products
+  int first_key;    // for score products
+  int first_value;  // first column of the values
   __device__ WarpPlace() {
     const int warp = opaque(threadIdx.x) / 32;
     const int among = warp % C::kSharing;
@@ -29,8 +29,8 @@ struct WarpPlace {
   }
 };
 
-// First column of a warp's share in step `step` of its score products: 16 latent ones a step, then
-// RoPE ones. All warps have as many of either.
+// Returns the first column of step `step` of a warp's score products: 16 latent columns a step,
+// then RoPE columns. All warps have the same number of both.
 template <class C>
 __device__ __forceinline__ int step_column(int column_part, int step) {
   return step < C::kLatentSteps
@@ -39,13 +39,13 @@ __device__ __forceinline__ int step_column(int column_part, int step) {
                    (step - C::kLatentSteps) * 16;
 }
 
-// The a operands of a warp's score products.
+// The left operands of a warp's score products.
 template <class C>
 struct Queries {
   uint32_t of[C::kRowTiles][C::kSteps][4];
 };
 
-// Two values of q as they are multiplied; the latent ones give scaled keys their factor back.
+// Two values of q as operands. Latent values are divided by kKeyFactor, which scaled keys carry.
 template <class C, bool kIsLatent>
 __device__ __forceinline__ uint32_t query_pair(uint32_t pair) {
   constexpr Type kTo = kIsLatent ? C::kMath : C::kRopeMath;
@@ -55,7 +55,7 @@ __device__ __forceinline__ uint32_t query_pair(uint32_t pair) {
                    to_float<C::kQ>(static_cast<uint16_t>(pair >> 16)) * kFactor);
 }
 
-// Number of the row tile's rows that exist.
+// Returns how many of the row tile's rows exist.
 template <class C>
 __device__ __forceinline__ int live_rows(const PortableMlaParams& params, const MlaItem& item) {
   return min(C::kRows, item.q_len * params.batch.q_heads - item.first_row);
@@ -104,8 +104,8 @@ __device__ __forceinline__ uint16_t* chunk_of(typename C::Element (&tile)[C::kKe
   return &tile[row][(chunk ^ row % 8) * 8];
 }
 
-// Brings an item's keys to shared memory, tile after tile. Of each tile a warp has kWarpKeys rows,
-// kRowLanes lanes copy one.
+// Loads an item's keys to shared memory, tile after tile. A warp has kWarpKeys rows of each tile;
+// kRowLanes lanes copy one row.
 template <class C>
 class KeyLoader {
  public:
@@ -115,19 +115,19 @@ class KeyLoader {
       : params_(params),
         shared_(shared),
         table_(params.page_table + item.request * params.page_table_stride),
-        key_(item.key_begin + first_row() + threadIdx.x % 32 / C::kRowLanes),
+        key_(item.key_begin + first_row() + threadIdx.x % 32 / kRowLanes),
         end_(item.key_end) {
     find_page();
     constexpr int kBegun = C::kFp8 ? C::kRawTiles : C::kTiles - 2;
     for (int tile = 0; tile < kBegun; ++tile) copy(tile);
   }
 
-  // Tile `tile` is complete when all threads have returned and met; the tiles before the last are
-  // read no more.
+  // Tile `tile` is complete after all threads have returned and synchronised. Tiles before the last
+  // are no longer read.
   __device__ __forceinline__ void prepare(int tile) {
     if constexpr (C::kFp8) {
       wait_copies<C::kRawTiles - 1>();
-      __syncwarp();  // what other lanes copied
+      __syncwarp();  // other lanes' copies are complete too
       convert(tile);
       __syncwarp();
       copy(tile + C::kRawTiles);
@@ -138,23 +138,26 @@ class KeyLoader {
   }
 
  private:
-  // Of this warp in a tile.
-  __device__ __forceinline__ static int first_row() {
-    return opaque(threadIdx.x) / 32 * C::kWarpKeys;
-  }
+  // Copies are 16-byte chunks; a warp copies some rows of each key tile.
+  static constexpr int kWarpKeys = C::kKeys / kWarps;
+  static constexpr int kRowLanes = 32 / kWarpKeys;
+  static constexpr int kRowChunks = C::kRowBytes / 16;
+
+  // This warp's first row of a tile.
+  __device__ __forceinline__ static int first_row() { return opaque(threadIdx.x) / 32 * kWarpKeys; }
 
   __device__ __forceinline__ void find_page() {
     if (key_ < end_) page_ = table_[key_ / params_.page_size];
   }
 
-  // Groups of copies are counted, so tiles behind the last one are groups too. Rows without a key
-  // become 0: they still meet weights of 0, and 0 * NaN is NaN.
+  // Waits count groups of copies, so tiles after the last one are groups too. Rows without a key
+  // become 0: they are still multiplied with weights of 0, and 0 * NaN is NaN.
   __device__ __forceinline__ void copy(int tile) {
     const bool live = key_ < end_;
     const int place = key_ % params_.page_size;
     const int lane = opaque(threadIdx.x) % 32;
-    const int row = first_row() + lane / C::kRowLanes;
-    const int chunk = lane % C::kRowLanes;
+    const int row = first_row() + lane / kRowLanes;
+    const int chunk = lane % kRowLanes;
     const char* source = static_cast<const char*>(params_.cache) + chunk * 16;
     if (live) source += page_ * params_.page_stride + place * params_.token_stride;
     char* to;
@@ -164,8 +167,8 @@ class KeyLoader {
       to = reinterpret_cast<char*>(chunk_of<C>(shared_.keys[tile % C::kTiles], row, chunk));
     }
 #pragma unroll
-    for (int first = 0; first < C::kRowChunks; first += C::kRowLanes) {
-      if (first + C::kRowLanes <= C::kRowChunks || first + chunk < C::kRowChunks) {
+    for (int first = 0; first < kRowChunks; first += kRowLanes) {
+      if (first + kRowLanes <= kRowChunks || first + chunk < kRowChunks) {
         copy_async(to + first * 16, source + first * 16, live ? 16 : 0);
       }
     }
@@ -181,18 +184,18 @@ class KeyLoader {
     find_page();
   }
 
-  // A lane's 16 bytes of one row in each kRowLanes chunks: eight lanes read and store to all banks,
-  // for rows are kRowBytes apart in one place and a multiple of 128 bytes in the other.
+  // Converts a lane's 16 bytes of one row in each kRowLanes chunks. Eight lanes read from and store
+  // to all banks: rows are kRowBytes apart in raw tiles, a multiple of 128 bytes in key tiles.
   __device__ __forceinline__ void convert(int tile) {
     const int lane = opaque(threadIdx.x) % 32;
-    const int r = (C::kWarpKeys == 4 ? lane / 16 * 2 : 0) + lane / 4 % 2;
+    const int r = (kWarpKeys == 4 ? lane / 16 * 2 : 0) + lane / 4 % 2;
     const int piece =
-        (C::kWarpKeys == 4 ? 0 : lane / 16 * 8) +
-        (lane % 4 + (lane / 4 + lane / 8) % 2 * 4 + 8 * C::kRowChunks - r * C::kRowChunks) % 8;
+        (kWarpKeys == 4 ? 0 : lane / 16 * 8) +
+        (lane % 4 + (lane / 4 + lane / 8) % 2 * 4 + 8 * kRowChunks - r * kRowChunks) % 8;
     const int row = first_row() + r;
     const auto& raw = shared_.raw[tile % C::kRawTiles][row];
     auto& to = shared_.keys[tile % C::kTiles];
-    constexpr int kParts = C::kRank / 16 / C::kRowLanes;
+    constexpr int kParts = C::kRank / 16 / kRowLanes;
     constexpr int kAtOnce = C::kRows == 64 ? (kParts + 1) / 2 : kParts;  // as registers allow
 #pragma unroll
     for (int part = 0; part < kParts; part += kAtOnce) {
@@ -200,7 +203,7 @@ class KeyLoader {
       uint32_t scales[kAtOnce] = {};
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        const int chunk = piece + (part + i) * C::kRowLanes;
+        const int chunk = piece + (part + i) * kRowLanes;
         bytes[i] = *reinterpret_cast<const uint4*>(&raw[chunk * 16]);
         if constexpr (C::kScaled) {
           const float scale =
@@ -211,7 +214,7 @@ class KeyLoader {
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        store_wide(to, row, piece + (part + i) * C::kRowLanes, bytes[i], scales[i]);
+        store_wide(to, row, piece + (part + i) * kRowLanes, bytes[i], scales[i]);
       }
     }
     constexpr int kRopeChunks = (C::kColumns - C::kRank) / (C::kScaled ? 8 : 16);
@@ -225,13 +228,13 @@ class KeyLoader {
         store_wide(to, row, C::kRank / 16 + piece, bytes, 0);
       }
     }
-    if (params_.cache_scale_stride != 0 && lane < C::kWarpKeys) {
+    if (params_.cache_scale_stride != 0 && lane < kWarpKeys) {
       const int at = first_row() + lane;
       shared_.key_scale[tile % 2][at] = shared_.raw_scale[tile % C::kRawTiles][at];
     }
   }
 
-  // The 16 values of chunk `from` of a row of fp8.
+  // Stores the 16 values of chunk `from` of a fp8 row.
   __device__ __forceinline__ static void store_wide(
       typename C::Element (&to)[C::kKeys][C::kColumns], int row, int from, const uint4& bytes,
       uint32_t scale) {
@@ -244,8 +247,8 @@ class KeyLoader {
   const PortableMlaParams& params_;
   typename C::SharedMemory& shared_;
   const int32_t* table_;
-  int key_, end_;  // of the next tile; of the item
-  int page_ = 0;   // of the next tile
+  int key_, end_;  // this lane's key of the next tile; end of the item
+  int page_ = 0;   // page of key_
 };
 
 }  // namespace fovea::kernels::cuda

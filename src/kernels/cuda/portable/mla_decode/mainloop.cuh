@@ -9,25 +9,25 @@
 namespace fovea::kernels::cuda {
 
 // The maximum that weights refer to lags behind the true one by up to this many powers of two, so
-// that accumulated values are rescaled seldom.
+// that accumulated values are seldom rescaled.
 constexpr float kMaximumLag = 8;
-// Below any real score, yet finite: differences of two are no NaN.
+// Below any real score, yet finite, so that the difference of two is not NaN.
 constexpr float kLowest = -1e30f;
-// Scales of single keys are folded into the weights in units of this, for f16 weights would become
-// subnormal.
+// Scales of single keys are multiplied into the weights times this factor, since f16 weights would
+// become subnormal without it.
 constexpr float kScaleUnit = 256;
 
-// A row of the softmax; kRowThreads neighbouring lanes have the same.
+// A row of the softmax. kRowThreads neighbouring lanes share one.
 struct SoftmaxRow {
-  int key_begin;  // of keys it sees, with kWindows; else 0
+  int key_begin;  // first key that the row sees; 0 without kWindows
   int key_end;    // exclusive; 0: the row does not exist
-  int prefix;     // drafts of a tree from here on
-  uint64_t tree;  // the drafts it sees
-  float most;     // what weights refer to, in powers of two
-  float sum;      // of this thread's keys
+  int prefix;     // keys from here on are drafts of a tree
+  uint64_t tree;  // drafts that the row sees
+  float max;      // the maximum that weights refer to, as a power of two
+  float sum;      // sum of the weights of this thread's keys
 };
 
-// A window measured on given positions, which no more than 64 new tokens have.
+// Applies a window measured on given positions, which at most 64 new tokens have.
 __device__ inline void limit_to_recent(const MaskParams& mask, const RequestView& view, int token,
                                        SoftmaxRow& row) {
   const int first = mask.positions[view.q_begin + token] - mask.window + 1;
@@ -60,8 +60,8 @@ __device__ __forceinline__ SoftmaxRow softmax_row(const PortableMlaParams& param
   return found;
 }
 
-// The item's first key that any of its rows sees, at a tile's begin: what a window hides before it
-// is not computed.
+// Returns the item's first key that some row sees, rounded down to a tile: keys that a window hides
+// from all rows are not computed.
 template <class C>
 __device__ __forceinline__ int first_tile_key(const PortableMlaParams& params,
                                               const MlaItem& item) {
@@ -77,11 +77,11 @@ struct Values {
   float of[C::kRowTiles][C::kValueColumns / 8][4] = {};
 };
 
-// Writes this warp's part of the scores: its columns, some keys.
+// Computes this warp's part of the scores: its columns for some keys.
 template <class C>
 __device__ __forceinline__ void score_tile(typename C::SharedMemory& shared, int stage,
                                            const Queries<C>& queries) {
-  // Tiles of 64 rows have registers for no more than 8 keys.
+  // With 64 rows there are registers for 8 keys only.
   constexpr int kAtOnce = C::kScoreKeys < 16 || C::kRows == 64 ? 8 : 16;
   const WarpPlace<C> place;
   const int lane = opaque(threadIdx.x) % 32;
@@ -129,7 +129,7 @@ __device__ __forceinline__ void score_tile(typename C::SharedMemory& shared, int
   }
 }
 
-// Sums of scores to weights; first: the tile's first key.
+// Turns the sums of the scores into weights. `first` is the tile's first key.
 template <class C>
 __device__ __forceinline__ void softmax_tile(typename C::SharedMemory& shared, float factor,
                                              bool scaled_keys, int tile, int first,
@@ -162,7 +162,7 @@ __device__ __forceinline__ void softmax_tile(typename C::SharedMemory& shared, f
       }
     }
   }
-  float most = -infinity();
+  float largest = -infinity();
 #pragma unroll
   for (int i = 0; i < C::kOwnKeys; ++i) {
     const int key = first + begin + i;
@@ -170,23 +170,23 @@ __device__ __forceinline__ void softmax_tile(typename C::SharedMemory& shared, f
     const bool seen = (!C::kWindows || key >= row.key_begin) && key < row.key_end &&
                       (key < row.prefix || (row.tree >> (key - row.prefix) & 1));
     scores.of[i] = seen ? scores.of[i] * factor : -infinity();
-    most = fmaxf(most, scores.of[i]);
+    largest = fmaxf(largest, scores.of[i]);
   }
 #pragma unroll
   for (int step = 1; step < C::kRowThreads; step *= 2) {
-    most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
+    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
   }
   float rescale = 1;
-  if (most > row.most + kMaximumLag) {
-    rescale = exp2_fast(row.most - most);
-    row.most = most;
+  if (largest > row.max + kMaximumLag) {
+    rescale = exp2_fast(row.max - largest);
+    row.max = largest;
     row.sum *= rescale;
   }
   if (begin == 0) shared.row_factor[at] = rescale;
   OwnWeights weights;
 #pragma unroll
   for (int i = 0; i < C::kOwnKeys; ++i) {
-    float weight = exp2_fast(scores.of[i] - row.most);
+    float weight = exp2_fast(scores.of[i] - row.max);
     row.sum += weight;
     if (C::kFp8 && scaled_keys) weight *= shared.key_scale[tile % 2][begin + i] * kScaleUnit;
     weights.of[i] = static_cast<uint16_t>(pack<C::kMath>(weight, 0));

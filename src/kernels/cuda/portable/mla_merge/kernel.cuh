@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Joins the partial results of MLA row tiles, in ascending order of keys. A warp takes 16 bytes a
-// lane of a row; where parts are many, several warps share them: all of the GPU is to read at once.
+// lane of a row. Many parts are shared by several warps, so that the whole GPU reads at once.
 #pragma once
 
 #include "kernels/cuda/common/fp8_codes.cuh"
@@ -30,12 +30,12 @@ struct MlaMergeConfig {
     return static_cast<int64_t>(slot) * kRowTile + row;
   }
 
-  // Warps that share the parts of a unit.
+  // Returns how many warps share the parts of a unit.
   __device__ static int warps_of_unit(int parts) {
     return parts <= kBatch ? 1 : parts <= 2 * kBatch ? 2 : parts <= 4 * kBatch ? 4 : 8;
   }
 
-  // A lane's columns of parts [first, end).
+  // Loads a lane's columns of parts [first, end).
   __device__ __forceinline__ static void load_parts(const Params& params, const MlaMerge& item,
                                                     int row, int column, int first, int end,
                                                     uint4 (&values)[kBatch]) {
@@ -62,34 +62,33 @@ struct MlaMergeConfig {
     }
   }
 
-  // The weighted sum of parts [first, end), no more than a warp has lanes; most and total: of all
-  // parts. LSEs are asked for first, so that weights are known when values come (2026-11-22: 0.5 us
-  // less).
+  // Returns the weighted sum of parts [first, end), at most 32; `max` and `total` are of all parts.
+  // LSEs are loaded first, so that weights are known when the values arrive.
   __device__ static Sum sum_parts(const Params& params, const MlaMerge& item, int row, int column,
-                                  int first, int end, float& most, float& total) {
+                                  int first, int end, float& max, float& total) {
     const int lane = threadIdx.x % 32;
     const float* lse = params.work.partial_lse;
     const int64_t own = partial_row(item, min(first + lane, item.count - 1), row);
     const float own_lse = lse[own];
-    most = lane < item.count ? lse[partial_row(item, lane, row)] : -infinity();
-    float2 units = {1, 1};  // of both halves of the columns
+    max = lane < item.count ? lse[partial_row(item, lane, row)] : -infinity();
+    float2 units = {1, 1};  // units of both halves of the columns
     if constexpr (kF16Parts) {
       units = reinterpret_cast<const float2*>(params.work.partial_units)[own];
     }
     uint4 values[kBatch];
     load_parts(params, item, row, column, first, end, values);
-    total = most == -infinity() ? 0 : 1;  // of this lane's parts, relative to their maximum
+    total = max == -infinity() ? 0 : 1;  // sum over this lane's parts, relative to their maximum
     for (int part = lane + 32; part < item.count; part += 32) {
       const float one = lse[partial_row(item, part, row)];
-      const float next = fmaxf(most, one);
+      const float next = fmaxf(max, one);
       if (next == -infinity()) continue;
-      total = total * __expf(most - next) + __expf(one - next);
-      most = next;
+      total = total * __expf(max - next) + __expf(one - next);
+      max = next;
     }
-    const float of_lane = most;
+    const float of_lane = max;
 #pragma unroll
-    for (int step = 1; step < 32; step *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
-    const float base = most == -infinity() ? 0 : most;
+    for (int step = 1; step < 32; step *= 2) max = fmaxf(max, __shfl_xor_sync(~0u, max, step));
+    const float base = max == -infinity() ? 0 : max;
     total *= __expf(of_lane - base);
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) total += __shfl_xor_sync(~0u, total, step);
@@ -105,7 +104,7 @@ struct MlaMergeConfig {
         if (at + i >= end) break;
         const int part = at + i - first;
         float factor = __shfl_sync(~0u, right ? units.y : units.x, part);
-        if constexpr (kUnits == 1) {  // a warp has columns of both halves
+        if constexpr (kUnits == 1) {  // the warp has columns of both halves
           const float left_factor = __shfl_sync(~0u, units.x, part);
           const float right_factor = __shfl_sync(~0u, units.y, part);
           factor = right ? right_factor : left_factor;
@@ -116,7 +115,7 @@ struct MlaMergeConfig {
     return sum;
   }
 
-  // Where a row's columns from `column` on and its LSE go.
+  // Where a row's columns from `column` on and its LSE are stored.
   struct Place {
     uint16_t* out;
     float* lse;  // or null
@@ -128,8 +127,8 @@ struct MlaMergeConfig {
             head * params.out_head_stride + column;
       lse = params.lse && column == 0 ? params.lse + token * params.q_heads + head : nullptr;
     }
-    __device__ void store(const Sum& sum, float most, float total) const {
-      if (lse) *lse = total > 0 ? most + logf(total) : -infinity();
+    __device__ void store(const Sum& sum, float max, float total) const {
+      if (lse) *lse = total > 0 ? max + logf(total) : -infinity();
 #pragma unroll
       for (int i = 0; i < kLaneColumns; i += 4) {
         const float* v = sum.columns + i;
@@ -138,8 +137,9 @@ struct MlaMergeConfig {
     }
   };
 
-  // mla_decode waits for the plan before it lets this kernel start, so the plan can be read before
-  // mla_decode is done; from the L2 cache, for no kernel boundary is in between.
+  // The attention kernel waits for the plan before it allows this kernel to start, so the plan can
+  // be read before attention has ended: through the L2 cache, as there is no kernel boundary
+  // between.
   __device__ static MlaMerge planned_merge(const MlaMerge& item) {
     return {__ldcg(&item.q_begin), __ldcg(&item.q_len), __ldcg(&item.first_row),
             __ldcg(&item.first), __ldcg(&item.count)};
@@ -151,36 +151,35 @@ struct MlaMergeConfig {
     __shared__ float sums[kWarps][kLaneColumns][32];
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
-    // An entry a thread: a warp that looked at all in turn took 0.2 us for each 32 (2026-11-22).
+    // One entry a thread.
     static_assert(kMlaMaxWorkers <= kWarps * 32);
     MlaMerge own = {};
     if (static_cast<int>(threadIdx.x) < params.work.workers) {
       own = planned_merge(params.work.merges[threadIdx.x]);
     }
     const unsigned mask = __ballot_sync(~0u, own.count > 0);
-    const int most = __reduce_max_sync(~0u, own.count);
+    const int max_count = __reduce_max_sync(~0u, own.count);
     if (lane == 0) {
       found[warp] = __popc(mask);
-      largest[warp] = most;
+      largest[warp] = max_count;
     }
     __syncthreads();
     int tile_count = 0;
-    int most_parts = 0;
+    int max_parts = 0;
     int before = __popc(mask & ((1u << lane) - 1));
     for (int w = 0; w < kWarps; ++w) {
       if (w == warp) before += tile_count;
       tile_count += found[w];
-      most_parts = max(most_parts, largest[w]);
+      max_parts = max(max_parts, largest[w]);
     }
     if (own.count > 0) tiles[before] = own;
     allow_next_kernel();
-    const int sharing = warps_of_unit(most_parts);
+    const int sharing = warps_of_unit(max_parts);
     const int share = warp % sharing;
     const int step = kWarps / sharing;  // units of the block at a time
     const int units = tile_count * kRowTile * kUnits;
-    // Blocks without work make room for the next kernel: 34.3 instead of 36.0 us at 64 x 1k, where
-    // nothing is merged (2026-11-22). The first one waits, and who waits for this kernel waits for
-    // mla_decode as well.
+    // Blocks without work end, to make room for the next kernel. The first block waits, so that a
+    // kernel that waits for this one also waits for attention.
     if (blockIdx.x > 0 && static_cast<int>(blockIdx.x) * step >= units) return;
     __syncthreads();
     for (int base = blockIdx.x * step; base < units; base += gridDim.x * step) {
@@ -190,13 +189,13 @@ struct MlaMergeConfig {
       const int column = (at % kUnits * 32 + lane) * kLaneColumns;
       const bool valid = at < units && item.first_row + row < item.q_len * params.q_heads;
       const Place place(params, item, item.first_row + (valid ? row : 0), column);
-      float most = 0;
+      float max = 0;
       float total = 0;
       Sum sum = {};
       wait_for_previous_kernel();
       if (valid) {
         sum = sum_parts(params, item, row, column, item.count * share / sharing,
-                        item.count * (share + 1) / sharing, most, total);
+                        item.count * (share + 1) / sharing, max, total);
       }
       if (sharing > 1) {
         __syncthreads();  // the last round's sums have been read
@@ -209,9 +208,9 @@ struct MlaMergeConfig {
           for (int i = 0; i < kLaneColumns; ++i) sum.columns[i] += sums[warp + other][i][lane];
         }
       }
-      if (valid) place.store(sum, most, total);
+      if (valid) place.store(sum, max, total);
     }
-    wait_for_previous_kernel();  // of the first block, where it has no work
+    wait_for_previous_kernel();  // the first block, if it has no work
   }
 };
 

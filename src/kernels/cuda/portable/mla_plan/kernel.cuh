@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// From device-side lengths to the work of mla_decode, in one block and without the host. A part of
-// a row tile costs two passes over its accumulators (32 values a key's worth: written, read and
-// merged), so tiles are cut only where that buys balance:
+// Plans the work of MLA decode from lengths on the device, in one block and without the host. A
+// part of a row tile costs writing, reading and merging its accumulators, so tiles are cut only
+// where that buys balance:
 //
-//   pieces  no more tiles than workers, and equal pieces keep these busy: tile i is cut into
-//           ceil(blocks_i / p) of them, one a worker, p being the smallest of 32 candidates for
-//           which the workers suffice
-//   whole   more tiles than workers, and dealing whole tiles in turn costs little: nobody's tiles
-//           are cut
-//   line    otherwise: the tiles stand in a line, of which worker w has the stretch
+//   pieces  with no more tiles than workers: tile i is cut into ceil(blocks_i / p) equal pieces,
+//   one
+//           for each worker; p is the smallest of 32 candidates for which the workers suffice
+//   whole   with more tiles than workers, where dealing whole tiles in turn costs little
+//   line    otherwise: the tiles form a line, and worker w has the stretch
 //           [w, w + 1) * total / workers
 #pragma once
 
@@ -20,21 +19,21 @@
 
 namespace fovea::kernels::cuda {
 
-// What an item costs besides its keys, in blocks of 64 keys: queries, a first tile without overlap,
+// Cost of an item besides its keys, in blocks of 64 keys: queries, a first tile without overlap,
 // output.
 constexpr int kItemBlocks = 2;
-// Blocks by which the busiest worker may lag to keep tiles whole, and the part of its share. The
-// part for equal pieces: in a line workers have two parts each, and with fewer at work the clock is
-// higher (28 x 4k 60.1 us in a line whose shares are a sixth smaller, 59.7 in pieces, 2026-11-23).
+// How much more than its share the busiest worker may have: this many blocks, or one part in
+// kWholeSlackPart of the share with whole tiles, in kPiecesSlackPart with equal pieces. In a line
+// every worker has two parts, and with fewer workers busy the clock is higher (chosen on H200,
+// 2026-11-23).
 constexpr int kWholeSlack = 4;
 constexpr int kWholeSlackPart = 16;
 constexpr int kPiecesSlackPart = 4;
-// Pieces of 128 rows have two blocks where there are more blocks than this: a second block
-// costs 1.5 us, each part less makes the merge 0.1 us shorter (2026-11-22: 1 x 4k 13.4 instead
-// of 15.3 us, 4 x 1k 13.0 instead of 14.3).
+// Pieces of 128 rows have at least two blocks if there are more blocks than this, because each part
+// makes the merge longer (chosen on H200, 2026-11-22).
 constexpr int kFewBlocks = 32;
-// Parts of more blocks are left to the merge, which takes 4 us more. In pairs blocks with the same
-// keys are no cluster, so they drift apart: 2 % of the time (2026-11-23).
+// Parts of more blocks are left to the merge: in pairs, blocks with the same keys are no cluster
+// and get out of step (chosen on H200, 2026-11-23).
 constexpr int kMaxPairBlocks = 96;
 
 template <int kRowTile>
@@ -47,8 +46,8 @@ struct MlaPlanConfig : MlaTiles<kRowTile> {
   static constexpr int kBlocksPerSm = 1;
   static_assert(kPlanThreads >= kMlaMaxWorkers);
 
-  // A tile in the line: its blocks, an empty tile's one, then kItemBlocks until the next. Its item
-  // of a worker is number tile + worker, so the items of a worker stand in a row.
+  // A tile in the line: its blocks (one if it is empty), then kItemBlocks until the next tile. The
+  // item of tile t for worker w has number t + w, so that a worker's items are consecutive.
   struct LineTile {
     PlannedTile tile;
     int number;
@@ -59,17 +58,17 @@ struct MlaPlanConfig : MlaTiles<kRowTile> {
   struct SharedMemory : MlaTiles<kRowTile>::Memory {
     ScanMemory<int64_t> blocks;
     PlannedTile tiles[kMlaMaxWorkers];
-    // Of workers that have the first piece of a tile, or whose first tile in the line is not that
-    // of the worker before: one bit each in begins.
+    // Entries of workers that have the first piece of a tile, or whose first tile in the line
+    // differs from the preceding worker's. These workers' bits in `begins` are set.
     int tile_at[kMlaMaxWorkers], pieces[kMlaMaxWorkers];
     LineTile line[kMlaMaxWorkers];
     unsigned begins[kMlaMaxWorkers / 32];
-    int enough[32];  // candidates for which the workers suffice
+    int enough[32];  // set for candidates for which the workers suffice
   };
   static constexpr KernelTraits kTraits = {kPlanThreads, sizeof(SharedMemory), kRowTile,
                                            kBlockKeys};
 
-  // Whether mla_decode joins the parts of all row tiles.
+  // Returns whether the attention kernel joins the parts of all row tiles.
   __device__ static bool in_decode(const MlaPlanParams& params) {
     return params.joins == MlaJoins::clusters || params.joins == MlaJoins::blocks;
   }
@@ -88,7 +87,8 @@ struct MlaPlanConfig : MlaTiles<kRowTile> {
     return {tile.view.q_begin, tile.view.q_len, tile.first_row, 2 * worker + 1, count};
   }
 
-  // Blocks come in clusters of two: of one worker, or for pairs of two, which have the same rows.
+  // Writes a worker's range. For MlaJoins::pairs blocks form clusters of two: the two blocks of a
+  // worker, or with `pairs` blocks of two workers that have the same rows.
   __device__ static void write_range(const MlaPlanParams& params, int worker, MlaRange range,
                                      bool pairs) {
     MlaRange* ranges = params.work.ranges;
@@ -102,8 +102,8 @@ struct MlaPlanConfig : MlaTiles<kRowTile> {
     }
   }
 
-  // Pieces of a tile that have at most `piece` blocks: in clusters a power of two, or whole
-  // clusters, for a part of a cluster joins more rows a block.
+  // Returns the number of pieces of at most `piece` blocks. In clusters it is a power of two or a
+  // number of whole clusters, because in a partly used cluster each block joins more rows.
   __device__ static int pieces_of(const MlaPlanParams& params, int blocks, int piece) {
     const int cluster = cluster_workers(params);
     const int count = max(divided(blocks + piece - 1, piece), 1);
@@ -113,21 +113,21 @@ struct MlaPlanConfig : MlaTiles<kRowTile> {
     return params.joins == MlaJoins::pairs ? kPairWorkers : params.work.cluster;
   }
 
-  // The least blocks of a piece for which the workers suffice, of 32 candidates of at most `limit`;
-  // 0: none does. No more tiles than workers, all in shared.tiles. Where tiles are alike, each warp
-  // for itself, a candidate a lane: no barrier.
+  // Returns the smallest of 32 candidates for the blocks of a piece, at most `limit`, for which the
+  // workers suffice; 0 if there is none. There are no more tiles than workers, all in shared.tiles.
+  // If tiles are alike, each warp computes it alone, one candidate a lane, without a barrier.
   __device__ static int find_piece(const MlaPlanParams& params, const Totals& totals, int64_t limit,
                                    SharedMemory& shared) {
     const int64_t workers = params.work.workers;
     const int lane = threadIdx.x % 32;
-    const int least = max(static_cast<int>(divided(totals.blocks + workers - 1, workers)),
-                          kRowTile == 128 && totals.blocks > kFewBlocks ? 2 : 1);
+    const int min_size = max(static_cast<int>(divided(totals.blocks + workers - 1, workers)),
+                             kRowTile == 128 && totals.blocks > kFewBlocks ? 2 : 1);
     const auto size = [&](int candidate) {
-      return candidate == 31 ? max(totals.most, 1) : least + (least * candidate + 15) / 16;
+      return candidate == 31 ? max(totals.max, 1) : min_size + (min_size * candidate + 15) / 16;
     };
-    bool enough;  // the workers for this lane's candidate
+    bool enough;  // the workers suffice for this lane's candidate
     if (totals.alike()) {
-      enough = totals.tiles * pieces_of(params, totals.most, size(lane)) <= workers;
+      enough = totals.tiles * pieces_of(params, totals.max, size(lane)) <= workers;
     } else {
       for (int candidate = threadIdx.x / 32; candidate < 32; candidate += kPlanWarps) {
         if (size(candidate) > limit) continue;
@@ -148,7 +148,7 @@ struct MlaPlanConfig : MlaTiles<kRowTile> {
   __device__ static void mark_begin(SharedMemory& shared, int worker) {
     atomicOr(&shared.begins[worker / 32], 1u << worker % 32);
   }
-  // The last marked worker that is not behind `worker`; there is one.
+  // Returns the last marked worker up to `worker`; there is one.
   __device__ static int last_begin(const SharedMemory& shared, int worker) {
     int word = worker / 32;
     unsigned begins = shared.begins[word] & (2u << worker % 32) - 1;
@@ -156,26 +156,26 @@ struct MlaPlanConfig : MlaTiles<kRowTile> {
     return 32 * word + 31 - __clz(begins);
   }
 
-  // Where a worker's piece is.
+  // A worker's piece of a tile.
   struct Piece {
-    int tile;   // -1: nowhere
-    int first;  // worker of the tile
-    int count;  // of the tile
+    int tile;   // -1: the worker has none
+    int first;  // first worker of the tile
+    int count;  // pieces of the tile
   };
   __device__ static Piece piece_of_worker(const MlaPlanParams& params, const Totals& totals,
                                           int piece, SharedMemory& shared) {
     const int number = threadIdx.x;
     if (totals.alike()) {
       if (number >= params.work.workers) return {-1, 0, 0};
-      const int count = pieces_of(params, totals.most, piece);
+      const int count = pieces_of(params, totals.max, piece);
       const int tile = divided(number, count);
       return {tile < totals.tiles ? tile : -1, tile * count, count};
     }
     const int own =
         number < totals.tiles ? pieces_of(params, shared.tiles[number].blocks(), piece) : 0;
-    // Tiles with more pieces come first, whole clusters before all: no tile lies across two
-    // clusters without need. Sums of all sizes in one scan: of 2^k pieces, or clusters of so many
-    // blocks, in units of 2^k, for which 8 - k bits are enough.
+    // Whole clusters come first, then tiles by falling number of pieces, so that no tile crosses
+    // two clusters without need. One scan finds the sums for all sizes: tiles of 2^k pieces (or
+    // whole clusters of 2^k blocks) are counted in units of 2^k, which fit in 8 - k bits.
     static_assert(kMlaMaxCluster <= 16 && kMlaMaxWorkers < 256);
     const int log_cluster = 31 - __clz(cluster_workers(params));
     const int kind = min(31 - __clz(own | 1), log_cluster);
@@ -227,8 +227,8 @@ struct MlaPlanConfig : MlaTiles<kRowTile> {
     }
   }
 
-  // Tile i is worker i % workers's: neighbouring tiles, which may have the same keys, are computed
-  // at the same time, and the keys are read from memory once.
+  // Deals tile i to worker i % workers: neighbouring tiles, which may have the same keys, are
+  // computed at the same time, so that the keys are read from memory once.
   __device__ static void deal_whole(const MlaPlanParams& params, const Visited& at, int tiles) {
     if (!at.exists) return;
     const MlaWorkList& work = params.work;
@@ -239,7 +239,7 @@ struct MlaPlanConfig : MlaTiles<kRowTile> {
     }
   }
 
-  // What `worker` has of a tile in the line.
+  // Returns the stretch of a tile in the line that `worker` has.
   __device__ static MlaItem stretch_of(const MlaPlanParams& params, const LineTile& at, int worker,
                                        int64_t share) {
     const int first = static_cast<int>(divided(at.start, share));
@@ -252,7 +252,8 @@ struct MlaPlanConfig : MlaTiles<kRowTile> {
                                        : slot_of_worker(worker, first));
   }
 
-  // A thread's tile: its first stretch, and which workers begin with it.
+  // Places a thread's tile: writes its first stretch and marks the first worker that begins with
+  // it.
   __device__ static void place_tile(const MlaPlanParams& params, const LineTile& at, int64_t share,
                                     SharedMemory& shared) {
     const MlaWorkList& work = params.work;
@@ -262,7 +263,7 @@ struct MlaPlanConfig : MlaTiles<kRowTile> {
     if (last > first && !in_decode(params)) {
       work.merges[first] = merge_of(at.tile, first, last - first + 1);
     }
-    // Behind those that begin with a tile ahead.
+    // After the workers that begin with an earlier tile.
     const int begin =
         at.number == 0 ? 0 : static_cast<int>(divided(at.start - kItemBlocks - 1, share)) + 1;
     if (begin > last) return;
@@ -270,8 +271,8 @@ struct MlaPlanConfig : MlaTiles<kRowTile> {
     mark_begin(shared, begin);
   }
 
-  // A thread's worker: its range, and its first item where that is not a tile's first stretch.
-  // `end` of the line, without what comes behind its last tile.
+  // Places a thread's worker: writes its range, and its first item if that is not the first stretch
+  // of a tile. `end` is the end of the line's last tile.
   __device__ static void place_worker(const MlaPlanParams& params, int tiles, int64_t end,
                                       int64_t share, const SharedMemory& shared) {
     const int worker = threadIdx.x;
@@ -289,12 +290,8 @@ struct MlaPlanConfig : MlaTiles<kRowTile> {
     write_range(params, worker, {at.number + worker, tile_end + worker, 1, 0, item}, false);
   }
 
-  __device__ static void plan(const MlaPlanParams& params) {
-    extern __shared__ __align__(16) char dynamic_shared[];
-    auto& shared = *reinterpret_cast<SharedMemory*>(dynamic_shared);
+  __device__ static void clear_list(const MlaPlanParams& params, SharedMemory& shared) {
     const MlaWorkList& work = params.work;
-    // Lengths are on their way while the list is cleared.
-    const RequestView view = Tiles::view_of(params, static_cast<int>(threadIdx.x));
     for (int worker = threadIdx.x; worker < work.workers; worker += kPlanThreads) {
       write_range(params, worker, {}, false);
       work.merges[worker].count = 0;
@@ -302,26 +299,35 @@ struct MlaPlanConfig : MlaTiles<kRowTile> {
     const int counters = work.workers * (work.cluster > 1 ? kRowTile : 1);
     for (int i = threadIdx.x; i < counters; i += kPlanThreads) work.arrivals[i] = 0;
     if (threadIdx.x < kMlaMaxWorkers / 32) shared.begins[threadIdx.x] = 0;
+  }
+
+  __device__ static void plan(const MlaPlanParams& params) {
+    extern __shared__ __align__(16) char dynamic_shared[];
+    auto& shared = *reinterpret_cast<SharedMemory*>(dynamic_shared);
+    const MlaWorkList& work = params.work;
+    // Lengths are loaded while the list is cleared.
+    const RequestView view = Tiles::view_of(params, static_cast<int>(threadIdx.x));
+    clear_list(params, shared);
     Visited own;
     int rounds = 0;
     int64_t own_blocks = 0;
-    int own_most = 0;
-    int own_least = 0x7fffffff;
+    int own_max = 0;
+    int own_min = 0x7fffffff;
     const int tiles = Tiles::for_tiles(params, view, shared, [&](const Visited& at) {
       own = at;
       ++rounds;
       if (!at.exists) return;
       const int blocks = at.tile.blocks();
       own_blocks += at.tile.length();
-      own_most = max(own_most, blocks);
-      own_least = min(own_least, blocks);
+      own_max = max(own_max, blocks);
+      own_min = min(own_min, blocks);
       if (at.number < kMlaMaxWorkers) shared.tiles[at.number] = at.tile;
     });
     if (tiles == 0) return;
-    const Totals totals = Tiles::totals_of(tiles, own_blocks, own_most, own_least, shared);
+    const Totals totals = Tiles::totals_of(tiles, own_blocks, own_max, own_min, shared);
     const int64_t cost = totals.blocks + static_cast<int64_t>(totals.tiles) * kItemBlocks;
     const int64_t share = divided(cost + work.workers - 1, int64_t{work.workers});
-    // What the busiest worker may have.
+    // The largest cost that the busiest worker may have.
     const bool any_balance = params.whole_tiles || work.cluster > 1;
     const auto limit = [&](int slack_part) {
       if (any_balance) return int64_t{1} << 62;
@@ -330,14 +336,14 @@ struct MlaPlanConfig : MlaTiles<kRowTile> {
     if (totals.tiles <= work.workers) {
       const int piece =
           params.whole_tiles
-              ? max(totals.most, 1)
+              ? max(totals.max, 1)
               : find_piece(params, totals, limit(kPiecesSlackPart) - kItemBlocks, shared);
       if (piece > 0) {
         plan_pieces(params, totals, piece, shared);
         return;
       }
     }
-    // Once more over all tiles: those of a single round are still at hand.
+    // Visits all tiles again. After a single round they are still in registers.
     const auto revisit = [&](auto visit) {
       if (rounds == 1) {
         visit(own);
@@ -347,11 +353,11 @@ struct MlaPlanConfig : MlaTiles<kRowTile> {
       }
     };
     const int64_t dealt = divided(totals.tiles + work.workers - 1, work.workers);
-    if (dealt * (totals.most + kItemBlocks) <= limit(kWholeSlackPart)) {
+    if (dealt * (totals.max + kItemBlocks) <= limit(kWholeSlackPart)) {
       revisit([&](const Visited& at) { deal_whole(params, at, totals.tiles); });
       return;
     }
-    int64_t end = 0;  // of the line of the rounds before
+    int64_t end = 0;  // end of the line of earlier rounds
     revisit([&](const Visited& at) {
       const int length = at.exists ? at.tile.length() + kItemBlocks : 0;
       int64_t sum;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The row tiles of a batch and how many blocks of keys they have.
+// The row tiles of a batch and their numbers of key blocks.
 #pragma once
 
 #include "kernels/cuda/common/division.cuh"
@@ -17,17 +17,17 @@ struct PlannedTile {
   int first_row;
   int key_end;
   __device__ int blocks() const { return (key_end + kBlockKeys - 1) / kBlockKeys; }
-  __device__ int length() const { return max(blocks(), 1); }  // in a line of tiles
+  __device__ int length() const { return max(blocks(), 1); }  // in the line of tiles
 };
 
 template <int kRowTile>
 struct MlaTiles {
   struct Memory {
     ScanMemory<int> counts;
-    int tile_begin[kPlanThreads];  // of the requests of a round, unless they are alike
+    int tile_begin[kPlanThreads];  // first tile of each request of a round, unless all are alike
     RequestView views[kPlanThreads];
     int64_t warp_blocks[kPlanWarps];
-    int warp_most[kPlanWarps], warp_least[kPlanWarps];  // blocks of a tile
+    int warp_max[kPlanWarps], warp_min[kPlanWarps];  // blocks of a tile
   };
 
   // A thread's tile of one round.
@@ -38,12 +38,13 @@ struct MlaTiles {
   };
   struct Totals {
     int tiles;
-    int64_t blocks;   // an empty tile's one
-    int most, least;  // blocks of a tile
-    __device__ bool alike() const { return most == least; }
+    int64_t blocks;  // empty tiles count as one
+    int max, min;    // blocks of a tile
+    __device__ bool alike() const { return max == min; }
   };
 
-  // Rounded down. Short ones are a few instructions, where the compiler's are a chain of dozens.
+  // Returns the quotient rounded down. For small values it takes a few instructions instead of the
+  // compiler's dozens.
   __device__ static int divided(int value, int by) {
     return value < 1 << 21 ? short_quotient(value, by) : value / by;
   }
@@ -60,15 +61,15 @@ struct MlaTiles {
     return params.skip && params.skip[request] ? RequestView{} : view;
   }
 
-  // Calls visit(Visited) for every row tile, kPlanThreads at a time, with all threads: those
-  // without a tile too, so that visit may synchronise. `view` is that of request threadIdx.x.
-  // Returns the tiles. Who calls it again synchronises in between.
+  // Calls visit(Visited) for every row tile, kPlanThreads at a time, from all threads, also those
+  // without a tile, so that visit may synchronise. `view` is that of request threadIdx.x. Returns
+  // the number of tiles. Callers synchronise before they call it again.
   template <typename Visit>
   __device__ static int for_tiles(const MlaPlanParams& params, RequestView view, Memory& shared,
                                   Visit visit) {
     const BatchParams& batch = params.batch;
-    // Where all requests have as many tiles as the first, as in decode, nothing is summed or looked
-    // for.
+    // If all requests have as many tiles as the first, as in decode, there is nothing to sum or
+    // search.
     const int usual =
         tiles_of(batch, batch.requests > 0 ? batch.q_indptr[1] - batch.q_indptr[0] : 0);
     int done = 0;
@@ -122,24 +123,23 @@ struct MlaTiles {
     return __reduce_add_sync(~0u, static_cast<int>(value & 0xffff)) +
            (static_cast<int64_t>(__reduce_add_sync(~0u, static_cast<int>(value >> 16))) << 16);
   }
-  // Of all threads' blocks; a barrier.
-  __device__ static Totals totals_of(int tiles, int64_t blocks, int most, int least,
-                                     Memory& shared) {
+  // Returns the totals over all threads' blocks. Synchronises the block.
+  __device__ static Totals totals_of(int tiles, int64_t blocks, int max, int min, Memory& shared) {
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     blocks = warp_sum(blocks);
-    most = __reduce_max_sync(~0u, most);
-    least = __reduce_min_sync(~0u, least);
+    max = __reduce_max_sync(~0u, max);
+    min = __reduce_min_sync(~0u, min);
     if (lane == 0) {
       shared.warp_blocks[warp] = blocks;
-      shared.warp_most[warp] = most;
-      shared.warp_least[warp] = least;
+      shared.warp_max[warp] = max;
+      shared.warp_min[warp] = min;
     }
     __syncthreads();
-    const int held = min(lane, kPlanWarps - 1);
+    const int held = lane < kPlanWarps ? lane : kPlanWarps - 1;
     return {tiles, warp_sum(lane < kPlanWarps ? shared.warp_blocks[lane] : 0),
-            __reduce_max_sync(~0u, shared.warp_most[held]),
-            __reduce_min_sync(~0u, shared.warp_least[held])};
+            __reduce_max_sync(~0u, shared.warp_max[held]),
+            __reduce_min_sync(~0u, shared.warp_min[held])};
   }
 };
 

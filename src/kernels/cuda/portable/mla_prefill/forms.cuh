@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which requests of a pass are up-projected, from device-side lengths, in one block.
+// Chooses which requests of a pass are up-projected, from lengths on the device, in one block.
 #pragma once
 
 #include "kernels/cuda/portable/mla_prefill/config.cuh"
@@ -12,8 +12,8 @@ struct FormsConfig {
   static constexpr int kBlocksPerSm = 1;
   static constexpr KernelTraits kTraits = {kThreads, 0, 0, 0};
 
-  // By choose_mla_form in whole numbers: pairs of query and key, times what the absorbed form
-  // spends more on each, against the projection of the context.
+  // choose_mla_form in integers: the extra cost of the absorbed form for all pairs of query and key
+  // against the cost of projecting the context.
   __device__ static bool is_up_projected(const Params& params, int q_len, int kv_len) {
     if (q_len < params.min_q_len || kv_len < q_len) return false;
     if (params.by_q_len) return true;
@@ -40,7 +40,7 @@ struct FormsConfig {
       int64_t total;
       const int64_t wanted_at = wanted_before + exclusive_scan(rows, total, memory);
       wanted_before += total;
-      const bool taken = wanted && wanted_at + rows <= params.most_rows;
+      const bool taken = wanted && wanted_at + rows <= params.max_rows;
       const int64_t at = taken_before + exclusive_scan(taken ? rows : int64_t{0}, total, memory);
       taken_before += total;
       if (!exists) continue;
@@ -51,8 +51,7 @@ struct FormsConfig {
     if (threadIdx.x == 0) params.row_indptr[params.requests] = static_cast<int32_t>(taken_before);
     __syncthreads();
     describe_chunk(params.chunk, params.requests, params.q_indptr, params.row_indptr, 0);
-    // As many threads a request as there are, whole warps: one warp took 17 us for 16,384 tokens
-    // (H100, 2026-11-28).
+    // The block's threads are divided among the requests in whole warps.
     int lanes = kThreads;
     while (lanes > 32 && lanes * params.requests > kThreads) lanes /= 2;
     const int thread = static_cast<int>(threadIdx.x);

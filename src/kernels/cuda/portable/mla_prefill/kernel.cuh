@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Around up-projected MLA: forms once a pass; then in every layer, where all rows fit the buffers,
+// The steps around the products and attention of up-projected MLA: `forms` once a pass; then in
+// every layer, if all rows fit the buffers,
 //
 //   all tokens      gather -> K, V of every head -> attention, causal -> out
 //
-// and else
+// and otherwise
 //
 //   new tokens      gather -> K, V of every head -> attention, causal -> out
-//   context chunk   gather -> K, V               -> attention -> part; add
+//   context chunk   gather -> K, V               -> attention -> part; merge_states
 //
-// join: where the two parts of the queries lie apart.
+// `join` joins the two parts of queries that are stored separately.
 #pragma once
 
 #include "kernels/cuda/portable/mla_prefill/forms.cuh"
@@ -22,8 +23,6 @@ template <Type kType, Type kOut>
 struct Operation<forms, kType, kOut> : FormsConfig {};
 template <Type kType, Type kOut>
 struct Operation<gather, kType, kOut> : GatherConfig<kType, kOut> {};
-template <Type kType, Type kOut>
-struct Operation<add, kType, kOut> : AddConfig<kType> {};
 template <Type kType, Type kOut>
 struct Operation<join, kType, kOut> : JoinConfig {};
 

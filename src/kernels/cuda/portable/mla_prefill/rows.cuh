@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows between the cache, the products and attention.
+// Moves rows between the cache, the products and attention.
 #pragma once
 
 #include "kernels/cuda/portable/mla_prefill/config.cuh"
 
 namespace fovea::kernels::cuda {
 
-// Eight e4m3 codes times a scale.
+// Returns eight e4m3 values times a scale.
 template <Type kTo>
 __device__ inline uint4 dequantised(uint2 codes, float scale) {
   const uint4 exact = widen_chunk<f8e4m3, kTo>(codes.x, codes.y);
@@ -20,12 +20,12 @@ __device__ inline uint4 dequantised(uint2 codes, float scale) {
   return {out[0], out[1], out[2], out[3]};
 }
 
-// A row of the cache in eights of 16-bit values.
+// A row of the cache, read as chunks of eight 16-bit values.
 template <Type kCache, Type kTo>
 struct CacheRow {
   const char* row;
   const MlaGatherParams& params;
-  float scale;  // of e4m3 without fp8_rows
+  float scale;  // scale of e4m3 rows other than fp8_rows
 
   __device__ uint4 latent(int chunk) const {
     if constexpr (kCache != f8e4m3) {
@@ -67,7 +67,7 @@ struct GatherConfig {
   __device__ static void run(const Params& params) {
     wait_and_allow_next();
     const int total = params.row_indptr[params.requests];
-    const int rows = min(max(total - params.first_row, 0), params.most_rows);
+    const int rows = min(max(total - params.first_row, 0), params.max_rows);
     if (params.of_chunk && blockIdx.x == 0) {
       describe_chunk(params.chunk, params.requests, params.q_indptr, params.row_indptr,
                      params.first_row);
@@ -79,7 +79,7 @@ struct GatherConfig {
         params.part_lse[i] = -infinity();
       }
     }
-    // Where little or nothing is copied, a warp has several rows on their way.
+    // If little is copied, a warp works on several rows at a time.
     if (params.offsets) {
       for_each_row<8>(rows, [&](int64_t row) { gather_row<8>(params, row); });
     } else {
@@ -124,85 +124,6 @@ struct GatherConfig {
         static_cast<uint16_t*>(params.keys) + row * params.heads * dim + params.nope_dim;
     for (int i = lane; i < params.heads * chunks; i += kLanes) {
       reinterpret_cast<uint4*>(keys + i / chunks * dim)[i % chunks] = from.rope(i % chunks);
-    }
-  }
-};
-
-template <Type kType>
-struct AddConfig {
-  using Params = MlaAddParams;
-  static constexpr int kBlocksPerSm = 1;
-  // Rows that a warp has on their way at once, else it waits for one after the other.
-  static constexpr int kAtOnce = 4;
-  static constexpr KernelTraits kTraits = {kRowWarps * 32, 0, kRowWarps* kAtOnce, 0};
-
-  __device__ static void run(const Params& params) {
-    wait_and_allow_next();
-    if (params.live_rows && *params.live_rows == 0) return;
-    const int tokens =
-        params.q_indptr ? min(params.tokens, params.q_indptr[params.requests]) : params.tokens;
-    const int64_t rows = static_cast<int64_t>(tokens) * params.heads;
-    const auto groups = (rows + kAtOnce - 1) / kAtOnce;
-    for_each_row(groups, [&](int64_t group) { add_rows(params, group * kAtOnce, rows); });
-  }
-
- private:
-  struct Row {
-    uint32_t* out;  // null: there is nothing to add
-    const uint32_t* part;
-    float own_weight, added_weight;
-    float lse;
-  };
-
-  __device__ static Row row_at(const Params& params, int64_t row, float lse, float part_lse) {
-    if (part_lse == -infinity()) return {};
-    const int64_t token = row / params.heads;
-    const int64_t head = row % params.heads;
-    const float most = fmaxf(lse, part_lse);
-    const float own = __expf(lse - most);
-    const float added = __expf(part_lse - most);
-    return {reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(params.out) +
-                                        token * params.out_token_stride +
-                                        head * params.out_head_stride),
-            reinterpret_cast<const uint32_t*>(static_cast<const uint16_t*>(params.part) +
-                                              token * params.part_token_stride +
-                                              head * params.part_head_stride),
-            own / (own + added), added / (own + added), most + logf(own + added)};
-  }
-
-  __device__ static void add_rows(const Params& params, int64_t first, int64_t end) {
-    const int lane = threadIdx.x % 32;
-    float lse[kAtOnce], part_lse[kAtOnce];
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const bool exists = first + i < end;
-      lse[i] = exists ? params.lse[first + i] : 0;
-      part_lse[i] = exists ? params.part_lse[first + i] : -infinity();
-    }
-    Row rows[kAtOnce];
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) rows[i] = row_at(params, first + i, lse[i], part_lse[i]);
-    for (int word = lane; word < params.v_dim / 2; word += 32) {
-      uint32_t own[kAtOnce], added[kAtOnce];
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        own[i] = rows[i].out ? rows[i].out[word] : 0;
-        added[i] = rows[i].out ? rows[i].part[word] : 0;
-      }
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        if (!rows[i].out) continue;
-        const float2 a = unpack<kType>(own[i]);
-        const float2 b = unpack<kType>(added[i]);
-        rows[i].out[word] = pack<kType>(rows[i].own_weight * a.x + rows[i].added_weight * b.x,
-                                        rows[i].own_weight * a.y + rows[i].added_weight * b.y);
-      }
-    }
-    __syncwarp();
-    if (lane != 0) return;
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      if (rows[i].out) params.lse[first + i] = rows[i].lse;
     }
   }
 };

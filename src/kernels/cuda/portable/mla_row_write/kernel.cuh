@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Stores new tokens as rows of KvLayout::mla_fp8_rows: 512 e4m3 latent values, their four scales,
-// 64 bf16 of rotary key. A warp a token, a lane 16 values; eight lanes share a scale. With rotary
-// positions the key turns on the way, and further warps turn the rotary part of q in place.
+// 64 bf16 values of the rotary key. One warp a token, 16 values a lane; eight lanes share a scale.
+// With rotary positions it rotates the key, and further warps rotate the rotary part of q in place.
 #pragma once
 
 #include "kernels/cuda/common/fp8_codes.cuh"
@@ -25,21 +25,21 @@ struct MlaRowWriteConfig {
     uint16_t of[kLaneValues];
   };
 
-  // Of the values of eight lanes; infinities and NaN do not count.
+  // Returns the scale of the values of eight lanes, without infinities and NaN.
   __device__ static float group_scale(const Values& values) {
-    float most = 0;
+    float largest = 0;
     for (const uint16_t value : values.of) {
       const float magnitude = fabsf(to_float<kNew>(value));
-      if (magnitude < infinity()) most = fmaxf(most, magnitude);
+      if (magnitude < infinity()) largest = fmaxf(largest, magnitude);
     }
     for (int step = 1; step < kScaleLanes; step *= 2) {
-      most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
+      largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
     }
-    const float exact = most / largest_fp8<f8e4m3>();
+    const float exact = largest / largest_fp8<f8e4m3>();
     return exact >= 0x1p-126f ? exact : 1.0f;
   }
 
-  // Eight values of the rotary key of token `token`.
+  // Returns eight values of the rotary key of token `token`.
   __device__ static Chunk rope_chunk(const Params& params, int64_t token, int index, bool finite) {
     const auto* const row = static_cast<const uint16_t*>(params.v) + token * params.v_token_stride;
     Chunk chunk = params.rotary.cos

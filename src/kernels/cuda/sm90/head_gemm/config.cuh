@@ -13,24 +13,27 @@
 namespace fovea::kernels::cuda {
 
 constexpr int kConsumers = 2;
-constexpr int kGroupRows = 64;  // of a warpgroup's products
+constexpr int kGroupRows = 64;  // rows of a warpgroup's products
 constexpr int kTileColumns = 128;
-constexpr int kDepth = 64;                                     // of k in a stage
-constexpr int kBoxColumns = 64;                                // rows of 128 bytes
-constexpr int kThreads = kConsumers * kWarpgroupThreads + 32;  // and a producer warp
+constexpr int kDepth = 64;       // values of k in a stage
+constexpr int kBoxColumns = 64;  // columns of a box: rows of 128 bytes
+constexpr int kThreads = kConsumers * kWarpgroupThreads + 32;  // with a producer warp
+
+// Named barriers: one for each consumer warpgroup.
+enum NamedBarrier : int { first_consumer = 1 };
 
 template <int kRows, bool kIsKn>
 struct Tiles {
   static_assert(kRows == kGroupRows || kRows == kConsumers * kGroupRows);
-  // Two warpgroups have half of the rows each, or of the columns.
+  // The two warpgroups divide the rows, or with kSideBySide the columns.
   static constexpr bool kSideBySide = kRows == kGroupRows;
   static constexpr int kColumns =
-      kSideBySide ? kTileColumns / kConsumers : kTileColumns;  // of a warpgroup
+      kSideBySide ? kTileColumns / kConsumers : kTileColumns;  // columns of a warpgroup
   static constexpr int kStages = kSideBySide ? 8 : 6;
 
   struct Stage {
     uint16_t rows[kRows][kDepth];
-    // [n, k]: rows of 64 values of k. [k, n]: for each 64 columns a row of them for each k.
+    // [n, k]: rows of 64 values of k. [k, n]: for each 64 columns one row for each k.
     uint16_t weights[kTileColumns / kBoxColumns][kBoxColumns][kDepth];
   };
   struct SharedMemory {
@@ -52,12 +55,11 @@ __device__ __forceinline__ int steps(const HopperHeadGemmParams& params) {
   return (params.k + kDepth - 1) / kDepth;
 }
 
-// Tiles stand row tile by row tile, of each head by head; a block takes every gridDim.x-th. With
-// divisions, unrolled loops and a barrier behind the wait a launch took 0.3 to 1.0 us longer (H100,
-// 2026-11-27).
+// A block's tile. Tiles are ordered by row tile, then head, then column; a block takes every
+// gridDim.x-th one. The code avoids divisions and unrolled loops, since launches are short.
 struct Tile {
-  int number = 0;    // of the block's
-  int row_tile = 0;  // of those with a live row
+  int number = 0;    // among the block's tiles
+  int row_tile = 0;  // among the row tiles with a live row
   int group = 0;
   int head = 0, column = 0;
 
@@ -68,9 +70,9 @@ struct Tile {
     ++number;
     move(params, gridDim.x);
   }
-  // Whether there is one. Weights for all stages are asked for before it is known which rows are
-  // alive, but not where that decides which row tiles there are: their tiles are computed in any
-  // case.
+  // Returns whether the tile is early: weights for all stages are loaded before it is known which
+  // rows are live, and their tiles are computed in any case. There are no early tiles if skipped
+  // rows decide which row tiles there are.
   template <int kStages>
   __device__ __forceinline__ bool early(const HopperHeadGemmParams& params) const {
     return !params.skip && number * steps(params) < kStages && row_tile < params.row_tiles;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums to the rows of live tokens: through shared memory, so that neighbouring threads store
+// Stores sums to the rows of live tokens: through shared memory, so that neighbouring threads store
 // neighbouring bytes.
 #pragma once
 
@@ -7,7 +7,7 @@
 
 namespace fovea::kernels::cuda {
 
-// A consumer.
+// One consumer warpgroup.
 template <int kRows, bool kIsKn, Type kType>
 __device__ __forceinline__ void store(const HopperHeadGemmParams& params,
                                       typename Tiles<kRows, kIsKn>::SharedMemory& shared,
@@ -15,12 +15,12 @@ __device__ __forceinline__ void store(const HopperHeadGemmParams& params,
                                       const float (&sums)[Tiles<kRows, kIsKn>::kColumns / 2]) {
   using Shape = Tiles<kRows, kIsKn>;
   constexpr int kChunk = 8;  // elements of 16 bytes
-  const int barrier = 1 + consumer;
+  const int barrier = first_consumer + consumer;
   const int thread = threadIdx.x % kWarpgroupThreads;
   const int lane = threadIdx.x % 32;
   const int own_row = thread / 32 * 16 + lane % 16;
   auto& staged = shared.out[consumer];
-  named_barrier_wait(barrier, kWarpgroupThreads);  // the last tile's have been read
+  named_barrier_wait(barrier, kWarpgroupThreads);  // the last tile's sums have been read
 #pragma unroll
   for (int j = 0; j < Shape::kColumns / 8; j += 2) {
     const float* v = sums + 4 * j;

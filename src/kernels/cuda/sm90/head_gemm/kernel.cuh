@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every head's rows times its own matrix, for as many rows as make it worth a warpgroup's products.
-// Persistent blocks.
+// Multiplies every head's rows with its own matrix, for enough rows to fill a warpgroup's products.
+// Blocks are persistent.
 //
-//   warp 8         producer | W [k] | waits for the kernel ahead | x [k] | x, W [k] of the next
-//   tile ... warpgroups 0-1                                               | x W   [k], one step
-//   ahead of the wait | stored | ...
+//   warp 8          producer | W[k] | waits for the preceding kernel | x[k] | x, W[k] of the next
+//   tile warpgroups 0-1                                                          | x W[k] | stores
+//   | ...
 //
 // Barriers: full (producer and copies -> all), empty (8 warps -> producer).
 #pragma once

@@ -9,8 +9,8 @@
 namespace fovea::kernels::cuda {
 namespace {
 
-constexpr uint32_t kBoxColumns = 64;  // of every box
-constexpr uint32_t kBoxDepth = 64;    // of weights [k, n]
+constexpr uint32_t kBoxColumns = 64;  // columns of every box
+constexpr uint32_t kBoxDepth = 64;    // rows of a box of weights [k, n]
 
 uint64_t bytes(int64_t elements) { return static_cast<uint64_t>(elements) * sizeof(uint16_t); }
 
@@ -32,16 +32,16 @@ HopperHeadGemm::HopperHeadGemm(const HeadGemmSetup& setup, gpu::KernelStore& sto
 }
 
 bool HopperHeadGemm::serves(const HeadGemmParams& params) const {
-  // Fewer products are a matter of weights alone, and many small blocks ask for them sooner.
+  // With fewer products only the weights matter, and many small blocks load them sooner.
   const int32_t few_tokens = order_ == WeightOrder::kn ? 32 : 16;
   constexpr int64_t kFewProducts = int64_t{2048} * 512 * 128;
   const int64_t products = int64_t{params.tokens} * params.heads * params.n * params.k;
   return params.tokens > few_tokens && products > kFewProducts &&
-         (!params.skip || ceil_div(params.tokens, large_.row_tile()) <= kMostSkippingTiles);
+         (!params.skip || ceil_div(params.tokens, large_.row_tile()) <= kMaxSkippingTiles);
 }
 
 void HopperHeadGemm::run(const HeadGemmParams& given, Stream stream) const {
-  // Small tiles where the next launch finds room beside all of them, for its weights.
+  // Small tiles if the next launch then finds idle multiprocessors, to load its weights.
   const int32_t small_tiles = ceil_div(given.tokens, small_.row_tile()) * given.heads *
                               ceil_div(given.n, small_.key_tile());
   const bool small = given.tokens <= small_.row_tile() || 2 * small_tiles <= multiprocessors_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where rows are skipped: which row tiles have a row that is alive and not skipped.
+// Finds the row tiles that have a live row, where rows are skipped.
 #pragma once
 
 #include "kernels/cuda/common/hopper_head_gemm_params.h"
@@ -8,14 +8,14 @@ namespace fovea::kernels::cuda {
 
 template <int kRows>
 struct LiveTiles {
-  static constexpr int kFlags = sizeof(uint4);  // of rows, a load
+  static constexpr int kFlags = sizeof(uint4);  // rows whose flags one load brings
   static constexpr int kTilesOfWarp = 32 * kFlags / kRows;
 
   int count;
-  uint16_t numbers[kMostSkippingTiles];  // of the live ones, ascending
-  uint8_t alive[kMostSkippingTiles];
+  uint16_t numbers[kMaxSkippingTiles];  // the live row tiles, ascending
+  uint8_t alive[kMaxSkippingTiles];
 
-  // All threads, with barriers.
+  // Fills the list. All threads; synchronises the block.
   __device__ __forceinline__ void find(const uint8_t* skip, int live) {
     const int tiles = (live + kRows - 1) / kRows;
     const int lane = threadIdx.x % 32;
@@ -26,7 +26,7 @@ struct LiveTiles {
       const unsigned any = __ballot_sync(~0u, any_row(skip + row, live - row));
       const int tile = base + lane;
       if (lane < kTilesOfWarp && tile < tiles) {
-        constexpr int kLoads = kRows / kFlags;  // of a tile
+        constexpr int kLoads = kRows / kFlags;  // for a tile
         alive[tile] = (any >> lane * kLoads & ((1u << kLoads) - 1)) != 0;
       }
     }
@@ -35,7 +35,7 @@ struct LiveTiles {
     __syncthreads();
   }
 
-  // The first row of the n-th; of all of them where no rows are skipped.
+  // Returns the first row of the n-th live row tile; without skipped rows of the n-th row tile.
   __device__ __forceinline__ int row(const HopperHeadGemmParams& params, int n) const {
     return (params.skip ? numbers[n] : n) * kRows;
   }
@@ -54,7 +54,7 @@ struct LiveTiles {
     if (lane == 0) count = found;
   }
 
-  // Whether one of kFlags rows, of which there are `rows`, is not to be skipped.
+  // Returns whether one of kFlags rows, of which `rows` exist, is not skipped.
   __device__ __forceinline__ static bool any_row(const uint8_t* skip, int rows) {
     constexpr uint32_t kSkipped = 0x01010101;
     if (rows >= kFlags) {

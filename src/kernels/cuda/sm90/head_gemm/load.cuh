@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The producer: stages of rows and weights by the copy engine.
+// The producer: loads stages of rows and weights through the copy engine.
 #pragma once
 
 #include "kernels/cuda/sm90/head_gemm/config.cuh"
 
 namespace fovea::kernels::cuda {
 
-// One thread.
+// The producer's only thread.
 template <int kRows, bool kIsKn>
 struct Producer {
   using Shape = Tiles<kRows, kIsKn>;
@@ -14,7 +14,7 @@ struct Producer {
   const HopperHeadGemmParams& params;
   typename Shape::SharedMemory& shared;
 
-  // A step of k of one of the block's tiles.
+  // A stage of one of the block's tiles.
   struct Step {
     Tile tile;
     int k = 0;
@@ -28,7 +28,7 @@ struct Producer {
       k = 0;
       tile.advance(params);
     }
-    // Of the first steps, as many as there are stages.
+    // Returns whether the step is one of the first ones, which fill all stages once.
     __device__ __forceinline__ bool early(const HopperHeadGemmParams& params) const {
       return ring.phase == 0 && tile.template early<Shape::kStages>(params);
     }
@@ -51,12 +51,12 @@ struct Producer {
              at.tile.head, row);
   }
 
-  // Weights before the wait for the kernel ahead.
+  // Loads the first weights before the wait for the preceding kernel.
   __device__ __forceinline__ void load_early_weights() const {
 #pragma unroll 1
     for (Step at(params); at.early(params); at.advance(params)) load_weights(at);
   }
-  // Their rows behind it, before it is known which are alive. Returns what comes next.
+  // Loads their rows after it, before it is known which are live. Returns the next step.
   __device__ __forceinline__ Step load_early_rows() const {
     Step at(params);
 #pragma unroll 1

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The products of one tile, 64 rows a warpgroup.
+// Multiplies one tile, 64 rows a warpgroup.
 #pragma once
 
 #include "kernels/cuda/sm90/head_gemm/config.cuh"
@@ -11,7 +11,7 @@ __device__ __forceinline__ void release(TransactionBarrier& empty) {
   if (threadIdx.x % 32 == 0) empty.arrive();
 }
 
-// One group of products stays unfinished while the next begins.
+// One group of products is still running when the next one starts.
 template <int kRows, bool kIsKn, Type kType>
 __device__ __forceinline__ void multiply(const HopperHeadGemmParams& params,
                                          typename Tiles<kRows, kIsKn>::SharedMemory& shared,

@@ -1,89 +1,69 @@
 // SPDX-License-Identifier: Apache-2.0
-// Accumulated values to the output, or to a partial result that merge joins.
+// Stores accumulated values and LSEs: to the output, or to a partial result for the merge.
 #pragma once
 
-#include "kernels/cuda/sm90/mla_decode/mainloop.cuh"
+#include "kernels/cuda/sm90/mla_common/masks.cuh"
+#include "kernels/cuda/sm90/mla_common/outputs.cuh"
+#include "kernels/cuda/sm90/mla_decode/config.cuh"
 
 namespace fovea::kernels::cuda {
 
-// Four registers of each of the four lanes of a row, transposed among the lanes.
-__device__ __forceinline__ void transpose_quad(uint32_t (&w)[4]) {
-  const int lane = threadIdx.x % 4;
-  const bool odd = lane & 1;
-  const uint32_t near0 = __shfl_xor_sync(~0u, odd ? w[0] : w[1], 1);
-  const uint32_t near1 = __shfl_xor_sync(~0u, odd ? w[2] : w[3], 1);
-  const uint32_t low[2] = {odd ? near0 : w[0], odd ? w[1] : near0};
-  const uint32_t high[2] = {odd ? near1 : w[2], odd ? w[3] : near1};
-  const bool upper = lane & 2;
-  const uint32_t far0 = __shfl_xor_sync(~0u, upper ? low[0] : high[0], 2);
-  const uint32_t far1 = __shfl_xor_sync(~0u, upper ? low[1] : high[1], 2);
-  w[0] = upper ? far0 : low[0];
-  w[1] = upper ? far1 : low[1];
-  w[2] = upper ? high[0] : far0;
-  w[3] = upper ? high[1] : far1;
-}
+// Two rows of a half's columns, as a thread of a value warpgroup holds them.
+template <class C>
+struct ValueRows {
+  float inverse[2];  // factors of the rows: 1 / sum of the weights, with the scale of the values
+  float out[C::kValueColumns / 2];
 
-// Four words of each of the four lanes of a row, to its next 64 bytes.
-__device__ __forceinline__ void store_words(uint16_t* to, bool valid, uint32_t (&words)[4]) {
-  transpose_quad(words);
-  if (!valid) return;
-  *reinterpret_cast<uint4*>(to + threadIdx.x % 4 * 8) = {words[0], words[1], words[2], words[3]};
-}
-
-// One row of a half's columns, exchanged among four lanes: a warp stores 64 bytes of each row at
-// once.
-template <class C, Type kTo>
-__device__ __forceinline__ void store_row(uint16_t* to, bool valid, int r,
-                                          const float (&out)[C::kValueColumns / 2], float factor) {
+  // The largest magnitude of row r in the half's columns, over the four lanes that hold it.
+  __device__ __forceinline__ float largest(int r) const {
+    float largest = 0;
 #pragma unroll
-  for (int i = 0; i < C::kValueColumns / 8; i += 4) {
-    uint32_t words[4];
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      words[k] =
-          pack<kTo>(out[4 * (i + k) + 2 * r] * factor, out[4 * (i + k) + 2 * r + 1] * factor);
+    for (int i = 0; i < C::kValueColumns / 8; ++i) {
+      largest = fmaxf(largest, fmaxf(fabsf(out[4 * i + 2 * r]), fabsf(out[4 * i + 2 * r + 1])));
     }
-    store_words(to + i * 8, valid, words);
+    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+    return fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
   }
-}
 
-// A power of two such that `most` is less than two of it.
-__device__ __forceinline__ uint32_t unit_bits(float most) {
-  return min(max(__float_as_uint(most) & 0x7f800000u, 1u << 23), 253u << 23);
-}
-
-// The largest value of row r of the half, over the four lanes that have it.
-template <class C>
-__device__ __forceinline__ float largest(const float (&out)[C::kValueColumns / 2], int r) {
-  float most = 0;
+  // Stores row r times `factor`. Four lanes exchange columns, so that a warp stores 64 bytes of
+  // each row at once.
+  template <Type kTo>
+  __device__ __forceinline__ void store(uint16_t* to, bool valid, int r, float factor) const {
 #pragma unroll
-  for (int i = 0; i < C::kValueColumns / 8; ++i) {
-    most = fmaxf(most, fmaxf(fabsf(out[4 * i + 2 * r]), fabsf(out[4 * i + 2 * r + 1])));
+    for (int i = 0; i < C::kValueColumns / 8; i += 4) {
+      uint32_t words[4];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        words[k] =
+            pack<kTo>(out[4 * (i + k) + 2 * r] * factor, out[4 * (i + k) + 2 * r + 1] * factor);
+      }
+      store_words(to + i * 8, valid, words);
+    }
   }
-  most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
-  return fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-}
+};
 
-// One row of partial results as f16, in multiples of a unit.
+// Index of a block's row among the rows of partial results.
 template <class C>
-__device__ __forceinline__ void store_partial_row(const MlaDecodeParams& params,
-                                                  const RowTile& tile, int half, int r,
-                                                  const float (&out)[C::kValueColumns / 2],
-                                                  float inverse) {
-  const uint32_t unit = unit_bits(largest<C>(out, r) * inverse);
-  const float factor = inverse * __uint_as_float((254u << 23) - unit);
-  const int row = thread_row(r);
-  const int64_t place = part_row<C>(tile, row);
-  const bool valid = row < tile.rows;
-  if (valid && threadIdx.x % 4 == 0) {
-    params.work.partial_units[2 * place + half] = __uint_as_float(unit);
-  }
-  store_row<C, f16>(
-      static_cast<uint16_t*>(params.work.partial_out) + place * C::kRank + half * C::kValueColumns,
-      valid, r, out, factor);
+__device__ __forceinline__ int64_t part_row(const RowTile& tile, int row) {
+  const int slot = tile.item.partial;
+  const int first = tile.first_row - tile.item.first_row;
+  return static_cast<int64_t>(slot) * (C::kBlocks * C::kRows) + first + row;
 }
 
-// Where the columns of a half go.
+template <class C>
+__device__ __forceinline__ void store_lse(const MlaDecodeParams& params, const RowTile& tile,
+                                          int half, float lse) {
+  const int row = thread_row(half);
+  if (threadIdx.x % 4 != 0 || row >= tile.rows) return;
+  if (tile.item.partial >= 0) {
+    params.work.partial_lse[part_row<C>(tile, row)] = lse;
+  } else if (params.lse) {
+    const int packed = tile.first_row + row;
+    params.lse[static_cast<int64_t>(tile.view.q_begin) * params.q_heads + packed] = lse;
+  }
+}
+
+// The output of a row's half of the columns.
 template <class C>
 __device__ __forceinline__ uint16_t* output_row(const MlaDecodeParams& params, const RowTile& tile,
                                                 int half, int row) {
@@ -93,26 +73,42 @@ __device__ __forceinline__ uint16_t* output_row(const MlaDecodeParams& params, c
          packed % params.q_heads * params.out_head_stride + half * C::kValueColumns;
 }
 
+// Stores row r of a partial result as f16, in multiples of a unit.
+template <class C>
+__device__ __forceinline__ void store_partial_row(const MlaDecodeParams& params,
+                                                  const RowTile& tile, int half, int r,
+                                                  const ValueRows<C>& values) {
+  const uint32_t unit = unit_bits(values.largest(r) * values.inverse[r]);
+  const float factor = values.inverse[r] * inverse_unit(unit);
+  const int row = thread_row(r);
+  const int64_t place = part_row<C>(tile, row);
+  const bool valid = row < tile.rows;
+  if (valid && threadIdx.x % 4 == 0) {
+    params.work.partial_units[2 * place + half] = __uint_as_float(unit);
+  }
+  values.template store<f16>(
+      static_cast<uint16_t*>(params.work.partial_out) + place * C::kRank + half * C::kValueColumns,
+      valid, r, factor);
+}
+
 template <class C>
 __device__ __forceinline__ void store_output_row(const MlaDecodeParams& params, const RowTile& tile,
-                                                 int half, int r,
-                                                 const float (&out)[C::kValueColumns / 2],
-                                                 float inverse) {
+                                                 int half, int r, const ValueRows<C>& values) {
   const int row = thread_row(r);
   const bool valid = row < tile.rows;
-  store_row<C, C::kQ>(output_row<C>(params, tile, half, valid ? row : 0), valid, r, out, inverse);
+  values.template store<C::kQ>(output_row<C>(params, tile, half, valid ? row : 0), valid, r,
+                               values.inverse[r]);
 }
 
 template <class C>
 __device__ __forceinline__ void store_values(const MlaDecodeParams& params, const RowTile& tile,
-                                             int half, const float (&out)[C::kValueColumns / 2],
-                                             const float (&inverse)[2]) {
+                                             int half, const ValueRows<C>& values) {
   if (tile.item.partial >= 0) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) store_partial_row<C>(params, tile, half, r, out, inverse[r]);
+    for (int r = 0; r < 2; ++r) store_partial_row<C>(params, tile, half, r, values);
   } else {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) store_output_row<C>(params, tile, half, r, out, inverse[r]);
+    for (int r = 0; r < 2; ++r) store_output_row<C>(params, tile, half, r, values);
   }
 }
 

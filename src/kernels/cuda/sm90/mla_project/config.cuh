@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tiles of MLA's up-projection: 128 rows of latents by a head's keys and values. Blocks in pairs
-// bring each other one half of the weights, so a tile of 33.5 MFLOP reads 256 KB out of the L2
-// cache, 5.2 TB/s at 680 TFLOP/s. Alone it would be 384 KB: 7.8 TB/s, more than the L2 gives.
+// Tiles of MLA's up-projection: 128 rows of latents by a head's keys and values. The blocks of a
+// pair load one half of the weights each for both, because a block that loads all of them would
+// need more bandwidth than the L2 cache has.
 #pragma once
 
 #include "kernels/cuda/common/cluster.cuh"
@@ -12,36 +12,39 @@
 
 namespace fovea::kernels::cuda {
 
-// What a block has of a head at a time. pairs: keys and values, in clusters of two blocks. sides:
-// keys or values, by blocks on their own: twice as many tiles, for few rows.
+// The part of a head that a tile holds. pairs: keys and values, in clusters of two blocks. sides:
+// keys or values, by single blocks: twice as many tiles, for few rows.
 enum Tile : int { pairs, sides };
 
-constexpr int kRows = 128;         // of latents: two warpgroups of 64
-constexpr int kSideColumns = 128;  // of keys, and of values
-constexpr int kDepth = 64;         // of the rank in a stage: rows of 128 bytes
+constexpr int kRows = 128;         // rows of latents: two warpgroups of 64
+constexpr int kSideColumns = 128;  // columns of keys, and of values
+constexpr int kDepth = 64;         // columns of latents in a stage: rows of 128 bytes
 constexpr int kConsumers = 2;
 constexpr int kGroupRows = kRows / kConsumers;
-constexpr int kBoxColumns = 64;  // of staged sums: rows of 128 bytes
-constexpr int kOutBoxes = 2;     // of a consumer, by turns
+constexpr int kBoxColumns = 64;  // columns of a box of sums: rows of 128 bytes
+constexpr int kOutBoxes = 2;     // boxes of a consumer, used alternately
+
+// Named barriers: one for each consumer warpgroup.
+enum NamedBarrier : int { first_consumer = 1 };
 
 template <Type kElements, bool kRowsAnywhere, Tile kTile>
 struct MlaProjectConfig {
   using Params = MlaProjectParams;
   static constexpr Type kType = kElements;
-  static constexpr bool kGathers =
-      kRowsAnywhere;  // as in a paged cache: the threads of a warpgroup copy them
-  static constexpr int kBlocks =
-      kTile == pairs ? 2 : 1;  // of a cluster: the same head, neighbouring rows
-  static constexpr int kSides = kTile == pairs ? 2 : 1;  // of a tile
-  static constexpr int kTilesOfHead = 2 / kSides;        // of the same rows
+  // Rows are stored anywhere, as in a paged cache; the threads of a warpgroup copy them.
+  static constexpr bool kGathers = kRowsAnywhere;
+  // Blocks of a cluster, which have the same head and neighbouring rows.
+  static constexpr int kBlocks = kTile == pairs ? 2 : 1;
+  static constexpr int kSides = kTile == pairs ? 2 : 1;  // keys, values: how many a tile holds
+  static constexpr int kTilesOfHead = 2 / kSides;        // tiles of the same rows
   static constexpr int kColumns = kSides * kSideColumns;
   static constexpr int kStages = kTile == pairs ? 4 : 6;  // 48 or 32 KB each
-  // Beside the consumers a warp that starts copies, or a warpgroup that copies rows one by one.
+  // A producer warp that starts copies, or a warpgroup that copies rows one by one.
   static constexpr int kProducerThreads = kGathers ? kWarpgroupThreads : 32;
 
   struct Stage {
     uint16_t latents[kRows][kDepth];
-    uint16_t weights[kSides][kSideColumns][kDepth];  // one b operand
+    uint16_t weights[kSides][kSideColumns][kDepth];  // one right operand
   };
   struct SharedMemory {
     alignas(1024) Stage stages[kStages];
@@ -58,18 +61,18 @@ struct MlaProjectConfig {
 };
 
 struct ProjectTile {
-  int row, head;  // of this block
-  int side;       // the first one it has: 0 keys, 1 values
+  int row, head;  // first row, and head, of this block
+  int side;       // the first side of the tile: 0 keys, 1 values
 };
 
-// Tiles of a row tile, or a pair's two.
+// Returns the tiles of a row tile, or of the two row tiles of a pair.
 template <class Config>
 __device__ __forceinline__ int tiles_abreast(const MlaProjectParams& params) {
   return params.heads * Config::kTilesOfHead;
 }
 
-// Tiles stand row tile by row tile, heads side by side; a cluster takes every one so many from its
-// number on.
+// Returns tile n. Tiles are ordered by row tile, then head; a cluster takes every gridDim.x /
+// kBlocks- th one, starting at its number.
 template <class Config>
 __device__ __forceinline__ ProjectTile tile_at(const MlaProjectParams& params, int n) {
   const int abreast = tiles_abreast<Config>(params);
@@ -79,7 +82,7 @@ __device__ __forceinline__ ProjectTile tile_at(const MlaProjectParams& params, i
           within % Config::kTilesOfHead};
 }
 
-// Rows there are, tiles of them.
+// The live rows and their tiles.
 struct LiveTiles {
   int rows, tiles;
 };
@@ -90,17 +93,17 @@ __device__ __forceinline__ LiveTiles live_tiles(const MlaProjectParams& params) 
   return {rows, (rows + kAbreast - 1) / kAbreast * tiles_abreast<Config>(params)};
 }
 
-// Whether the rotary keys of the tile's rows are copied with it: once for all heads, by every
-// cluster its share.
+// Returns whether the rotary keys of the tile's rows are copied with this tile: once for all heads,
+// distributed among the clusters.
 template <class Config>
 __device__ __forceinline__ bool brings_rotary(const MlaProjectParams& params, int n) {
   const int abreast = tiles_abreast<Config>(params);
   return n % abreast == n / abreast % abreast;
 }
 
-// Until all blocks of the cluster have come as far. All threads.
+// Synchronises all threads of the cluster.
 template <class Config>
-__device__ __forceinline__ void meet() {
+__device__ __forceinline__ void sync_blocks() {
   if constexpr (Config::kBlocks > 1) {
     cluster_arrive();
     cluster_wait();

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums to keys and values: staged as boxes of 64 rows and columns, which the copy engine stores.
+// Stores sums as keys and values: in boxes of 64 rows and columns, through the copy engine.
 #pragma once
 
 #include "kernels/cuda/sm90/mla_project/config.cuh"
 
 namespace fovea::kernels::cuda {
 
-// A consumer. Nothing is written behind the tensors' rows and columns.
+// One consumer warpgroup. Nothing is written outside of the tensors' rows and columns.
 template <class Config>
 __device__ __forceinline__ void store(const MlaProjectParams& params,
                                       typename Config::SharedMemory& shared, int consumer,
                                       const ProjectTile& tile,
                                       const float (&sums)[Config::kColumns / 2]) {
-  const int barrier = 1 + consumer;
+  const int barrier = first_consumer + consumer;
   const bool stores = threadIdx.x % kWarpgroupThreads == 0;
   const int lane = threadIdx.x % 32;
   const int row = threadIdx.x % kWarpgroupThreads / 32 * 16 + lane % 16;

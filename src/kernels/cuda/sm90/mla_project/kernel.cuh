@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// MLA's up-projection: keys and values of every head from latents. Persistent blocks, or pairs of
-// them; how many rows there are is known on the device only.
+// MLA's up-projection: keys and values of every head from latents. Blocks, or pairs of them, are
+// persistent; the number of rows is known only on the device.
 //
-//   warp 8 (8-11)  producer   | L, half of W [k] | ... of the next tile while this one is stored
-//   warpgroups 0-1 64 rows:   | L W^T  [k], one step ahead of the wait | staged | stored by the
-//   copy engine
+//   warp 8 (8-11)   producer | L, half of W[k] | ... of the next tile while this one is stored
+//   warpgroups 0-1  64 rows  |                 | L W^T[k] | staged | stored by the copy engine
 //
 // Barriers: full (producers and the pair's copies -> all), empty (8 warps of each block ->
 // producer).
@@ -37,7 +36,7 @@ __device__ void MlaProjectConfig<kElements, kRowsAnywhere, kTile>::run(
     prefetch_tensor_map(params.keys);
     prefetch_tensor_map(params.values);
   }
-  meet<Config>();
+  sync_blocks<Config>();
   wait_and_allow_next();
   const int first = blockIdx.x / kBlocks;
   const int clusters = gridDim.x / kBlocks;
@@ -54,7 +53,7 @@ __device__ void MlaProjectConfig<kElements, kRowsAnywhere, kTile>::run(
     for (int n = first; n < tiles; n += clusters) {
       const ProjectTile tile = tile_at<Config>(params, n);
       if (tile.row + consumer * kGroupRows >= rows) {
-        pass_by<Config>(params, shared, ring);
+        skip_tile<Config>(params, shared, ring);
         continue;
       }
       float sums[kColumns / 2];
@@ -63,7 +62,7 @@ __device__ void MlaProjectConfig<kElements, kRowsAnywhere, kTile>::run(
     }
     if (threadIdx.x % kWarpgroupThreads == 0) wait_stores_read();
   }
-  meet<Config>();  // the other block may still bring weights here, and give stages back
+  sync_blocks<Config>();  // the other block may still load weights here and release stages
 }
 
 template <Type kElements, bool kRowsAnywhere, Tile kTile>

@@ -11,14 +11,14 @@
 namespace fovea::kernels::cuda {
 namespace {
 
-constexpr int32_t kSideColumns = 128;  // of keys, of values
-constexpr uint32_t kBoxColumns = 64;   // of every box
-constexpr uint32_t kStoredRows = 64;   // of a warpgroup
+constexpr int32_t kSideColumns = 128;  // columns of keys, of values
+constexpr uint32_t kBoxColumns = 64;   // columns of every box
+constexpr uint32_t kStoredRows = 64;   // rows of a warpgroup
 constexpr int64_t kPair = 2;           // blocks of a cluster
 
-// Of the time that pairs take for a tile of keys and values, what a block takes for keys or values:
-// somewhat more than the 0.6 by which 1x512 of 128 heads differs with either (H200, 2026-11-28).
-constexpr float kSideTurn = 0.65f;
+// Time of a tile of keys or values relative to that of a pair's tile of both (chosen on H200,
+// 2026-11-28).
+constexpr float kSideTime = 0.65f;
 
 uint64_t bytes(int64_t elements) { return static_cast<uint64_t>(elements) * sizeof(uint16_t); }
 
@@ -60,7 +60,7 @@ void MlaProject::run(const MlaProjectTensors& tensors, Stream stream) const {
                           .box = {kBoxColumns, row_tile}},
                          &params.latents);
   }
-  // Of four dimensions, as boxes for a pair have.
+  // Four dimensions, as load_box_to_pair() takes.
   const auto encode_weights = [&](const void* data, int32_t width, int64_t head_stride,
                                   gpu::RepeatedTensorMap& repeated, TensorMap& map) {
     repeated.encode({.data = data,
@@ -94,7 +94,7 @@ void MlaProject::run(const MlaProjectTensors& tensors, Stream stream) const {
   const int64_t paired = ceil_div(row_tiles, kPair) * tensors.heads,
                 sides = 2 * row_tiles * tensors.heads;
   const int64_t blocks = setup_.multiprocessors, pairs = blocks / kPair;
-  if (kSideTurn * static_cast<float>(ceil_div(sides, blocks)) <
+  if (kSideTime * static_cast<float>(ceil_div(sides, blocks)) <
       static_cast<float>(ceil_div(paired, pairs))) {
     sides_.launch_overlapped({static_cast<uint32_t>(std::min(sides, blocks))}, params, stream);
   } else {

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The producer: stages of weights by the copy engine, of latents by it or row by row. The first
-// block of a pair brings the weights of keys to both, the second those of values; a block on its
-// own brings those of its side.
+// The producer: loads stages of weights through the copy engine, and latents through it or row by
+// row. The first block of a pair loads the weights of keys for both, the second those of values; a
+// single block loads those of its side.
 #pragma once
 
 #include "kernels/cuda/sm90/mla_project/config.cuh"
 
 namespace fovea::kernels::cuda {
 
-// One thread: this block's share of the weights of a step, to all that need them.
+// Loads this block's share of the weights of a step, to all blocks that need them. One thread.
 template <class Config>
 __device__ __forceinline__ void load_weights(const MlaProjectParams& params,
                                              typename Config::SharedMemory& shared, int stage,
@@ -24,7 +24,7 @@ __device__ __forceinline__ void load_weights(const MlaProjectParams& params,
   }
 }
 
-// One thread, rows in boxes.
+// Loads rows in boxes. One thread.
 template <class Config>
 __device__ __forceinline__ void produce(const MlaProjectParams& params,
                                         typename Config::SharedMemory& shared, int first,
@@ -45,21 +45,21 @@ __device__ __forceinline__ void produce(const MlaProjectParams& params,
   }
 }
 
-// A warpgroup, row by row: 8 lanes copy 128 bytes of a row. Where each of a warp's 32 rows lies is
-// known a tile ahead, a lane for a row. Rotary keys are copied while the consumers still have full
-// stages.
+// Copies rows one by one: 8 lanes copy 128 bytes of a row. Offsets of a warp's 32 rows are loaded
+// one tile early, one a lane. Rotary keys are copied while the consumers still have full stages.
+// One warpgroup.
 template <class Config>
 __device__ __forceinline__ void gather(const MlaProjectParams& params,
                                        typename Config::SharedMemory& shared, int first,
                                        int clusters) {
-  constexpr int kChunks = kDepth / 8;    // of 16 bytes
-  constexpr int kAtOnce = 32 / kChunks;  // rows
-  constexpr int kCopies = 32 / kAtOnce;  // of a lane
+  constexpr int kChunks = kDepth / 8;    // chunks of 16 bytes in a row
+  constexpr int kAtOnce = 32 / kChunks;  // rows of a warp
+  constexpr int kCopies = 32 / kAtOnce;  // rows of a lane
   const int lane = threadIdx.x % 32;
-  const int first_row = threadIdx.x % kWarpgroupThreads / 32 * 32;  // of the warp's
+  const int first_row = threadIdx.x % kWarpgroupThreads / 32 * 32;  // first row of the warp
   const int chunk = lane % kChunks;
   const auto row_in = [&](int n) { return tile_at<Config>(params, n).row + first_row + lane; };
-  // Asked for beside the number of live rows.
+  // Loaded concurrently with the number of live rows.
   int64_t offset = row_in(first) < params.rows ? params.offsets[row_in(first)] : -1;
   const auto [rows, tiles] = live_tiles<Config>(params);
   if (row_in(first) >= rows) offset = -1;

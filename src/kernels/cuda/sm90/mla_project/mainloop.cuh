@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The products of one tile, 64 rows a warpgroup.
+// Multiplies one tile, 64 rows a warpgroup.
 #pragma once
 
 #include "kernels/cuda/sm90/mla_project/config.cuh"
 
 namespace fovea::kernels::cuda {
 
-// A stage is free when the consumers of all blocks of the cluster have read it.
+// Releases a stage to all blocks of the cluster, which load into it together.
 template <class Config>
 __device__ __forceinline__ void release(TransactionBarrier& empty) {
   __syncwarp();
@@ -18,11 +18,11 @@ __device__ __forceinline__ void release(TransactionBarrier& empty) {
   }
 }
 
-// The stages of a tile without live rows of the consumer's.
+// Releases the stages of a tile in which the consumer has no live rows.
 template <class Config>
-__device__ __forceinline__ void pass_by(const MlaProjectParams& params,
-                                        typename Config::SharedMemory& shared,
-                                        Ring<Config::kStages>& ring) {
+__device__ __forceinline__ void skip_tile(const MlaProjectParams& params,
+                                          typename Config::SharedMemory& shared,
+                                          Ring<Config::kStages>& ring) {
   for (int k = 0; k < params.rank; k += kDepth) {
     shared.full[ring.stage].wait(ring.phase);
     release<Config>(shared.empty[ring.stage]);
@@ -30,8 +30,8 @@ __device__ __forceinline__ void pass_by(const MlaProjectParams& params,
   }
 }
 
-// sums: the tile's columns, of both sides keys first. One group of products stays unfinished while
-// the next begins.
+// Computes the sums of the tile's columns, keys before values. One group of products is still
+// running when the next one starts.
 template <class Config>
 __device__ __forceinline__ void multiply(const MlaProjectParams& params,
                                          typename Config::SharedMemory& shared, int consumer,

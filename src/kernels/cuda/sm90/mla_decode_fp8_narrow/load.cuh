@@ -1,22 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// What blocks of 16 or 32 query rows over fp8 caches have in shared memory, and how it gets there.
+// How keys reach shared memory and queries their order there.
 #pragma once
 
-#include "kernels/cuda/sm90/mla_decode/load_fp8.cuh"
-#include "kernels/cuda/sm90/mla_decode/mainloop.cuh"
+#include "kernels/cuda/sm90/mla_common/masks.cuh"
+#include "kernels/cuda/sm90/mla_common/queries.cuh"
+#include "kernels/cuda/sm90/mla_decode_fp8_narrow/config.cuh"
 
 namespace fovea::kernels::cuda {
 
-// Rows of an item's key tiles to the ring, runs of them at once where a page holds them side by
-// side. One warp.
+// Loads the rows of an item's key tiles to the ring, in runs that a page holds next to each other.
+// One warp.
 template <class C>
-__device__ __forceinline__ void copy_fp8_rows(const MlaDecodeParams& params,
-                                              typename C::SharedMemory& shared) {
+__device__ __forceinline__ void load_rows(const MlaDecodeParams& params,
+                                          typename C::SharedMemory& shared) {
+  constexpr int kRowBytes = C::Row::kBytes;
   Ring<C::kStages> ring;
   TileReader<C> reader;
   const int lane = threadIdx.x % 32;
   const int page_run = params.page_size & -params.page_size;  // its largest power of two
-  const int run = params.token_stride == C::kRowBytes ? min(page_run, kTileKeys) : 1;
+  const int run = params.token_stride == kRowBytes ? min(page_run, kTileKeys) : 1;
   while (true) {
     const RowTile& tile = reader.take(shared);
     const KeySpan span = {tile.item.request, tile.item.key_begin, tile.item.key_end};
@@ -24,8 +26,8 @@ __device__ __forceinline__ void copy_fp8_rows(const MlaDecodeParams& params,
     reader.give_back(shared);
     if (tiles < 0) return;
     const int32_t* table = params.page_table + span.request * params.page_table_stride;
-    const char* from[2];  // of this lane's runs
-    int keys[2];          // in them
+    const char* from[2];  // this lane's runs
+    int keys[2];          // keys of each run
     const auto find = [&](int key) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
@@ -41,12 +43,12 @@ __device__ __forceinline__ void copy_fp8_rows(const MlaDecodeParams& params,
     for (int key = span.key_begin; key < span.key_end; key += kTileKeys) {
       TransactionBarrier& full = shared.full[ring.stage];
       shared.empty[ring.stage].wait(ring.phase ^ 1);
-      if (lane == 0) full.arrive_expecting(min(span.key_end - key, kTileKeys) * C::kRowBytes);
+      if (lane == 0) full.arrive_expecting(min(span.key_end - key, kTileKeys) * kRowBytes);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         if (keys[i] == 0) continue;
-        load_bytes(shared.kv[ring.stage].rows[(lane + 32 * i) * run], from[i],
-                   keys[i] * C::kRowBytes, full, kEvictFirst);
+        load_bytes(shared.kv[ring.stage].rows[(lane + 32 * i) * run], from[i], keys[i] * kRowBytes,
+                   full, kEvictFirst);
       }
       find(key + kTileKeys);
       ring.advance();
@@ -54,11 +56,12 @@ __device__ __forceinline__ void copy_fp8_rows(const MlaDecodeParams& params,
   }
 }
 
-// Queries in the order of columns in which lanes read keys: of each 64, lane q % 4 has 16 q to 16 q
-// + 15 and gives four of them to each product. As they are multiplied. Both warpgroups.
+// Arranges queries in the order in which lanes read the columns of keys: of each 64 columns, lane
+// l % 4 has 16 l to 16 l + 15 and gives four of them to each product. Also converts them to the
+// operand type. Both warpgroups.
 template <class C>
 __device__ __forceinline__ void arrange_queries(typename C::SharedMemory& shared) {
-  for (int i = threadIdx.x - kWarpgroupThreads; i < C::kQueryTiles * C::kRows;
+  for (int i = threadIdx.x - kWarpgroupThreads; i < C::kQueries.shared_tiles * C::kRows;
        i += 2 * kWarpgroupThreads) {
     const int tile = i / C::kRows;
     const int row = i % C::kRows;
@@ -78,20 +81,21 @@ __device__ __forceinline__ void arrange_queries(typename C::SharedMemory& shared
     }
   }
   fence_async_proxy();
-  named_barrier_wait(1, 2 * kWarpgroupThreads);
+  sync_warpgroups();
 }
 
-// Rows that no key of the item owns become zeros: values times a weight of 0 must not be NaN.
+// Clears the rows after the first `valid` keys, which no key of the item owns: values times a
+// weight of 0 must not be NaN. One warpgroup.
 template <class C>
-__device__ __forceinline__ void clear_foreign_rows(typename C::KeyRows& keys, int valid,
+__device__ __forceinline__ void clear_unowned_rows(typename C::KeyRows& keys, int valid,
                                                    int group) {
   uint4* first = keys.rows[valid];
-  for (int i = threadIdx.x % kWarpgroupThreads; i < (kTileKeys - valid) * (C::kRowBytes / 16);
+  for (int i = threadIdx.x % kWarpgroupThreads; i < (kTileKeys - valid) * (C::Row::kBytes / 16);
        i += kWarpgroupThreads) {
     first[i] = {};
   }
   fence_async_proxy();
-  named_barrier_wait(2 + group, kWarpgroupThreads);
+  sync_warpgroup(group);
 }
 
 }  // namespace fovea::kernels::cuda
