@@ -5,7 +5,7 @@
 set -euo pipefail
 
 packages=(build-essential cmake ninja-build pkg-config python3 libfmt-dev nlohmann-json3-dev libcli11-dev
-          libssl-dev libzstd-dev libpcre2-dev libutf8proc-dev libhwy-dev libgtest-dev librapidcheck-dev
+          libzstd-dev libpcre2-dev libutf8proc-dev libhwy-dev libgtest-dev librapidcheck-dev
           libbenchmark-dev)
 [ "${1:-}" = demo ] && packages+=(python3-venv)
 [ "${1:-}" = fuzz ] && packages+=(clang libclang-rt-14-dev)

@@ -8,6 +8,7 @@
 #include <span>
 #include <string_view>
 
+#include "fovea/api.h"
 #include "fovea/attention_spec.h"
 #include "fovea/batch.h"
 #include "fovea/device.h"
@@ -16,7 +17,7 @@
 #include "fovea/tensor.h"
 #include "fovea/thread_pool.h"
 
-namespace fovea {
+namespace FOVEA_API fovea {
 
 // Up-projection weights of one MLA layer, dense within a head. On a GPU the weights must be
 // complete when forward() is called: kernels may read them before preceding work in the stream has

@@ -5,9 +5,10 @@
 
 #include <cstdint>
 
+#include "fovea/api.h"
 #include "fovea/dtype.h"
 
-namespace fovea {
+namespace FOVEA_API fovea {
 
 enum class AttentionKind : uint8_t {
   mha,              // softmax attention over K and V heads: MHA, GQA and MQA

@@ -23,10 +23,11 @@
 #include <cstdint>
 #include <span>
 
+#include "fovea/api.h"
 #include "fovea/attention_spec.h"
 #include "fovea/kv_cache.h"
 
-namespace fovea {
+namespace FOVEA_API fovea {
 
 enum class ForwardMode : uint8_t {
   idle,           // no tokens; nothing is read or written

@@ -12,9 +12,10 @@
 #include <cstdint>
 #include <span>
 
+#include "fovea/api.h"
 #include "fovea/batch.h"
 
-namespace fovea {
+namespace FOVEA_API fovea {
 
 // Which slots of a table of slots are checked against the page invariant: the first and last of
 // every page, or all of them in O(tokens).

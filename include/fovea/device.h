@@ -5,10 +5,12 @@
 #include <cstddef>
 #include <string>
 
+#include "fovea/api.h"
+
 // The driver's stream object; declared here so that no CUDA header is needed.
 struct CUstream_st;
 
-namespace fovea {
+namespace FOVEA_API fovea {
 
 enum class DeviceKind { cpu, cuda };
 

@@ -7,7 +7,9 @@
 #include <optional>
 #include <string_view>
 
-namespace fovea {
+#include "fovea/api.h"
+
+namespace FOVEA_API fovea {
 
 enum class DType : uint8_t {
   f32,

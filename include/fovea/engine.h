@@ -12,10 +12,11 @@
 #include <string_view>
 #include <vector>
 
+#include "fovea/api.h"
 #include "fovea/kv_cache.h"
 #include "fovea/select_backend.h"
 
-namespace fovea {
+namespace FOVEA_API fovea {
 
 struct EngineOptions {
   // Folder with config.json, *.safetensors, and tokenizer.json or tokenizer.model.

@@ -6,7 +6,9 @@
 #include <stdexcept>
 #include <string>
 
-namespace fovea {
+#include "fovea/api.h"
+
+namespace FOVEA_API fovea {
 
 enum class ErrorCode {
   invalid_argument,     // the caller passed something outside the documented limits

@@ -6,9 +6,10 @@
 #include <string_view>
 #include <vector>
 
+#include "fovea/api.h"
 #include "fovea/device.h"
 
-namespace fovea {
+namespace FOVEA_API fovea {
 
 // Returns every device that the driver lists; empty if why_no_gpu() gives a reason.
 std::vector<DeviceInfo> gpu_devices();

@@ -8,7 +8,9 @@
 #include <string_view>
 #include <vector>
 
-namespace fovea {
+#include "fovea/api.h"
+
+namespace FOVEA_API fovea {
 
 // One kernel of the set that packs hold.
 struct KernelListing {

@@ -14,10 +14,11 @@
 #include <span>
 #include <vector>
 
+#include "fovea/api.h"
 #include "fovea/device.h"
 #include "fovea/dtype.h"
 
-namespace fovea {
+namespace FOVEA_API fovea {
 
 enum class KvLayout : uint8_t {
   mha,           // separate K and V, [slot, kv_head, dim]

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-namespace fovea {
+#include "fovea/api.h"
+
+namespace FOVEA_API fovea {
 
 // The log-sum-exp of each row of scores, f32 [tokens, heads]: natural logarithm, -inf if a row saw
 // no key. The base is part of the type because merging states of two bases gives wrong results

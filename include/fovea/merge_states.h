@@ -7,12 +7,13 @@
 #include <cstdint>
 #include <memory>
 
+#include "fovea/api.h"
 #include "fovea/device.h"
 #include "fovea/lse.h"
 #include "fovea/tensor.h"
 #include "fovea/thread_pool.h"
 
-namespace fovea {
+namespace FOVEA_API fovea {
 
 // The result of forward() over some of the keys, without sinks. A row that saw no key is (0, -inf).
 // Convert states of other libraries first: FlashMLA and CUTLASS give an LSE of +inf for such rows.

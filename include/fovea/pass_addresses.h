@@ -9,11 +9,12 @@
 #include <string_view>
 #include <vector>
 
+#include "fovea/api.h"
 #include "fovea/attention_backend.h"
 #include "fovea/batch.h"
 #include "fovea/kv_cache.h"
 
-namespace fovea {
+namespace FOVEA_API fovea {
 
 class PassAddresses {
  public:

@@ -9,9 +9,10 @@
 #include <string_view>
 #include <vector>
 
+#include "fovea/api.h"
 #include "fovea/kv_cache.h"
 
-namespace fovea {
+namespace FOVEA_API fovea {
 
 // The conditions, besides equal tokens, under which cached KV can be reused. The strings are read
 // during a call and not kept. Each field is hashed with its own tag and length, so that different

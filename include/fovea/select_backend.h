@@ -12,9 +12,10 @@
 #include <string_view>
 #include <vector>
 
+#include "fovea/api.h"
 #include "fovea/attention_backend.h"
 
-namespace fovea {
+namespace FOVEA_API fovea {
 
 enum class RejectCode : uint8_t {
   device,  // wrong processor, or hardware this build has no kernels for

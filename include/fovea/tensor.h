@@ -4,9 +4,10 @@
 
 #include <cstdint>
 
+#include "fovea/api.h"
 #include "fovea/dtype.h"
 
-namespace fovea {
+namespace FOVEA_API fovea {
 
 // Rows [token, head, dim]. The values of a head are contiguous. Strides are in elements and may
 // have any value for which rows do not overlap. A null data pointer means "absent".

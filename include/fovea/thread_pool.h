@@ -6,7 +6,9 @@
 #include <functional>
 #include <memory>
 
-namespace fovea {
+#include "fovea/api.h"
+
+namespace FOVEA_API fovea {
 
 // A fixed set of threads: the calling thread and size() - 1 workers. Tasks run on any worker, so
 // results must not depend on the assignment. One parallel_for runs at a time; calls from several

@@ -8,9 +8,10 @@
 #include <string_view>
 #include <vector>
 
+#include "fovea/api.h"
 #include "fovea/engine.h"
 
-namespace fovea {
+namespace FOVEA_API fovea {
 
 // The model folder holds reference.safetensors (prompt_<k>.input_ids, .last_logits, .greedy_64,
 // validation.input_ids) and reference.json (validation.perplexity and tokens_per_window).
