@@ -4,7 +4,7 @@ include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/fovea)
 set(pc_dir ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
-set(engine_headers engine.h check.h)
+set(engine_headers engine.h verify_model.h)
 
 # Paths relative to the file, so that the folder may be moved.
 file(RELATIVE_PATH PC_PREFIX /${pc_dir} /)
