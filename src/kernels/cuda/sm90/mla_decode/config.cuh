@@ -9,9 +9,9 @@ namespace fovea::kernels::cuda {
 
 constexpr int kTileRows = 64;  // query rows of a block: one wgmma tile
 
-// How blocks share a row tile of 128 rows: it is one block's 64 rows, or two neighbouring blocks
-// take 64 rows each of the same items. Blocks of `pairs` also join the row tiles that have two
-// parts, instead of leaving them to the merge.
+// How many blocks have the same items. one: a row tile is 64 rows of one block. two: two
+// neighbouring blocks take 64 rows each of a row tile. pairs: as two; they also join the row tiles
+// that have two parts, instead of leaving them to the merge.
 enum RowBlocks : int { one, two, pairs };
 
 // Registers of a thread, by role. 512 threads share 65536.
@@ -57,7 +57,8 @@ struct MlaDecodeConfig {
       .warps = kCache == pages ? 1 : 4,
       .stages = 1};
   static constexpr int kKeyWarps = kCache == pages ? 1 : 4;  // producer warps that load keys
-  // Value warpgroups hold 128 accumulators, scores 64 registers of q and 32 of scores.
+  // A value warpgroup's threads hold 128 accumulators, the score warpgroup's 64 registers of q and
+  // 32 of scores.
   static constexpr RegisterCounts kRegisters =
       kFp8 ? RegisterCounts{72, 120, 160} : RegisterCounts{48, 144, 160};
 
