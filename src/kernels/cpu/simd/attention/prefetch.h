@@ -89,7 +89,8 @@ class PrefetchStream {
     key_ += rows;
   }
 
-  void next_run() {
+  // Inlined, as many rows of a head are runs of their own.
+  HWY_INLINE void next_run() {
     if (key_ >= group_end_) next_head();
     open_run();
   }
