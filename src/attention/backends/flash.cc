@@ -2,6 +2,7 @@
 // `flash`: bulk copies and warpgroup products, for Hopper.
 #include "attention/backends/backends.h"
 #include "attention/cuda/entry.h"
+#include "gpu/architectures.h"
 
 namespace fovea {
 
@@ -16,9 +17,8 @@ const CudaKernels& flash_kernels() {
 }
 
 BackendEntry flash_backend() {
-  constexpr int kHopper = 90;
   Capability can = cuda_capability();
-  can.min_sm = can.max_sm = kHopper;
+  can.min_sm = can.max_sm = gpu::kHopper;
   can.max_head_dim = 256;
   can.batch_invariant = true;  // tiles and segments of keys lie the same whatever a batch holds
   return cuda_entry(

@@ -2,6 +2,7 @@
 // `mla`: multi-head latent attention on Hopper; `portable_mla`: on any NVIDIA GPU from Ampere.
 #include "attention/backends/backends.h"
 #include "attention/cuda/mla_entry.h"
+#include "gpu/architectures.h"
 
 namespace fovea {
 namespace {
@@ -9,17 +10,15 @@ namespace {
 constexpr KvScale kKvScales[] = {KvScale::none, KvScale::per_tensor};
 
 Capability hopper_capability() {
-  constexpr int kHopperSm = 90;
   Capability can = mla_capability();
-  can.min_sm = can.max_sm = kHopperSm;
+  can.min_sm = can.max_sm = gpu::kHopper;
   can.kv_scales = kKvScales;
   return can;
 }
 
 Capability portable_capability() {
-  constexpr int kAmpereSm = 80;
   Capability can = mla_capability();
-  can.min_sm = kAmpereSm;
+  can.min_sm = gpu::kAmpere;
   can.window = true;
   return can;
 }

@@ -6,6 +6,7 @@
 #include "attention/backends/backends.h"
 #include "attention/capability.h"
 #include "core/check.h"
+#include "gpu/architectures.h"
 
 namespace fovea {
 namespace {
@@ -58,17 +59,15 @@ BackendEntry foreign_row(const char* name, std::vector<std::string> aliases, con
 }  // namespace
 
 std::vector<BackendEntry> missing_gpu_backends() {
-  constexpr int kHopper = 90;
-  constexpr int kAmpere = 80;
   constexpr int kAny = std::numeric_limits<int>::max();
   std::vector<GpuRow> rows = {
       {"sparse_mla",
        "token-sparse MLA with an indexer",
        {"nsa", "dsa", "flashmla_sparse", "flashinfer_mla_sparse"},
-       kHopper,
-       kHopper},
-      {"double_sparsity", "attention over heavy channels and tokens", {}, kAmpere, kAny},
-      {"cudnn", "the GPU vendor's kernels", {}, kAmpere, kAny},
+       gpu::kHopper,
+       gpu::kHopper},
+      {"double_sparsity", "attention over heavy channels and tokens", {}, gpu::kAmpere, kAny},
+      {"cudnn", "the GPU vendor's kernels", {}, gpu::kAmpere, kAny},
   };
   std::vector<BackendEntry> entries;
   for (GpuRow& row : rows) entries.push_back(gpu_row(std::move(row)));

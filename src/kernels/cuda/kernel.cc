@@ -2,6 +2,7 @@
 #include "kernels/cuda/kernel.h"
 
 #include "core/check.h"
+#include "gpu/architectures.h"
 
 namespace fovea::kernels::cuda {
 namespace {
@@ -12,7 +13,7 @@ constexpr int kDefaultSharedBytes = 48 * 1024;
 }  // namespace
 
 Kernel::Kernel(const gpu::KernelVariant& variant, gpu::KernelStore& store) {
-  overlaps_ = variant.sm >= 90;
+  overlaps_ = variant.sm >= gpu::kHopper;
   const gpu::Driver& driver = gpu::driver();
   const gpu::CompiledKernel compiled = store.get(variant);
   gpu::CUmodule module = nullptr;

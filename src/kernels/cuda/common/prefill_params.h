@@ -8,8 +8,8 @@
 
 namespace fovea::kernels::cuda {
 
-// Where a row's keys are summed in segments, these are [n * length, (n + 1) * length): the whole
-// key tiles that kSegmentKeys hold (10 of 96, 8 of 128).
+// If a row's keys are summed in segments, segment n has the keys [n * length, (n + 1) * length),
+// where length is as many whole key tiles as fit kSegmentKeys (10 of 96 keys, 8 of 128).
 constexpr int32_t kSegmentKeys = 1024;
 
 // Some tokens of one request. Rows of a tile are (token, q head) pairs, token-major.
@@ -18,11 +18,12 @@ struct PrefillTile {
   int32_t first_token;
 };
 
-// Beside a PrefillTile, where keys are summed in segments.
+// The segments of a PrefillTile, if keys are summed in segments.
 struct TileSegments {
-  int32_t q_begin, q_len, kv_len;  // of the request: a block that starts needs no second look-up
-  // Of a tile that is cut, which is all of its request's tokens: these of its segments, and where
-  // the partial results of all its segments lie, in (token, segment) pairs. Else partial is -1.
+  int32_t q_begin, q_len, kv_len;  // the request's; they save a block a second look-up
+  // A cut tile has all tokens of its request. It takes the segments [begin, end), and `partial` is
+  // the place of the partial results of all its segments, in (token, segment) pairs. A tile that is
+  // not cut has partial -1.
   int32_t begin, end;
   int32_t partial;
 };
@@ -33,8 +34,8 @@ struct RowSums {
   float total;
 };
 
-// Of cut tiles. Result of segment s of tokens [0, q_len), q heads [h, h + heads) of a tile: rows
-// ((partial + (s - first) * q_len) * q_heads + h * q_len) and on.
+// The partial results of cut tiles. Those of segment s, tokens [0, q_len) and q heads [h, h +
+// heads) of a tile begin at row (partial + (s - first) * q_len) * q_heads + h * q_len.
 struct SegmentBuffers {
   TileSegments* tiles;  // as PrefillOrder::tiles
   float* out;           // [(token, segment) pairs, q_heads, head_dim_v], relative to sums
@@ -43,13 +44,13 @@ struct SegmentBuffers {
   int32_t* stored;
 };
 
-// What prefill_order writes once per pass and every layer's prefill reads. Tiles of all requests,
-// or of sections of them; in a section those with most keys first.
+// The tiles that prefill_order writes once per pass and every layer's prefill reads. They are in
+// one section or in several; in a section, tiles with more keys come first.
 struct PrefillOrder {
   PrefillTile* tiles;
   int32_t tile_count;
-  // Tiles of this many neighbouring head blocks (the q heads of a tile) are interleaved, so that
-  // their keys are read while they are in the L2 cache.
+  // Tiles of this many adjacent head blocks (the q heads of a tile) alternate, so that their keys
+  // are read while they are in the L2.
   int32_t section_heads;
   // Tiles taken, and blocks that have found no more. Zero before and after every launch of prefill.
   int32_t taken;
@@ -62,12 +63,12 @@ struct PrefillOrderParams {
   PrefillTile* tiles;  // sum over requests of ceil(q_len / tokens_per_tile)
   int32_t tokens_per_tile;
   int32_t heads_shift;
-  int32_t token_bytes;  // of K and V of one head
-  // Where keys are summed in segments:
+  int32_t token_bytes;  // bytes of K and V of one head
+  // If keys are summed in segments:
   SegmentBuffers segments;
   int32_t segment_keys;
   int32_t most_partials;  // (token, segment) pairs
-  int32_t blocks;         // of the launches that follow
+  int32_t blocks;         // blocks of the launches that follow
 };
 
 struct alignas(64) PrefillParams {
@@ -77,26 +78,27 @@ struct alignas(64) PrefillParams {
   // page.
   TensorMap k;
   TensorMap v;
-  TensorMap shared_k;  // as k, of one head: the last columns, where all heads share them
+  TensorMap shared_k;  // as k, one head: the last columns, if all heads share them
   TensorMap out;       // as q, head_dim_v columns
   AttentionParams attention;
   PrefillOrder* order;
   // A tile has 2^heads_shift q heads of one kv head: a divisor of the group, at most 64.
   int32_t heads_shift;
-  // Launched with programmatic serialization right behind a kernel that holds other SMs and whose
-  // results it does not need: blocks begin as SMs fall free, and the first outlasts that kernel.
+  // The preceding kernel holds other SMs, and this one does not need its results. Blocks start as
+  // SMs become idle, and block 0 exits only after that kernel.
   int32_t beside;
-  // The list and the page table are complete when the kernel starts: an attention launched before
-  // this one has waited for them.
+  // The list and the page table are complete when the kernel starts, because an attention launched
+  // before this one has waited for them.
   int32_t list_settled;
-  // So are the keys of tokens before the pass's own.
+  // The keys of tokens that are older than the pass are complete too.
   int32_t keys_settled;
-  // The kernel ahead brings the keys, and let this one begin when all before it was complete.
+  // The preceding kernel writes the keys, and all kernels before it were complete when it let this
+  // one start.
   int32_t keys_last;
-  int32_t shared_blocks;  // of 64 columns that shared_k has
+  int32_t shared_blocks;  // blocks of 64 columns of shared_k
   int32_t box_keys;       // divides the key tile, and the page size or the reverse
   SegmentBuffers segments;
-  NearCap cap;  // of capped scores
+  NearCap cap;  // used if scores are capped
 };
 
 }  // namespace fovea::kernels::cuda

@@ -24,6 +24,9 @@ constexpr int type_bytes(Type type) {
   return type == f32 ? 4 : type == f16 || type == bf16 ? 2 : 1;
 }
 
+// Dynamic shared memory that a block may have on sm_90.
+constexpr int kMaxSharedBytes = 232448;
+
 // The facts that the host needs to launch a variant. It reads them from the loaded module, so that
 // they are written once.
 struct KernelTraits {

@@ -119,9 +119,9 @@ std::unique_ptr<AttentionKernel> load(const AttentionSetup& setup, gpu::KernelSt
 }
 
 template <bool kDecode>
-constexpr AttentionFamily family_of(int32_t most_rows) {
+constexpr AttentionFamily family_of(int32_t max_rows) {
   return {.folder = kFolder,
-          .row_tile = most_rows,
+          .row_tile = max_rows,
           .variants = variants<kDecode>,
           .workspace_bytes = workspace_bytes<kDecode>,
           .load = load<kDecode>};

@@ -5,13 +5,14 @@
 
 #include <utility>
 
+#include "gpu/architectures.h"
 #include "kernels/cuda/attention_kernel.h"
 
 namespace fovea::kernels::cuda::prefill {
 
 inline constexpr int32_t kGroupRows = 64;    // rows of a warpgroup
 inline constexpr int32_t kColumnBlock = 64;  // columns of a box
-inline constexpr int kHopper = 90;
+using gpu::kHopper;
 // Head dims whose last columns of K may lie elsewhere, one row for all heads.
 inline constexpr std::pair<int32_t, int32_t> kLatentDims = {192, 128};
 

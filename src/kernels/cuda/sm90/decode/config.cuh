@@ -12,7 +12,6 @@ namespace fovea::kernels::cuda {
 // chunks.
 constexpr int kBoxKeys = 16;
 constexpr int kPieceBytes = 128;
-constexpr int kMaxSharedBytes = 232448;
 
 // Heads with adjacent scales in a stage: all kv heads, or eight of them.
 constexpr int kScaleHeads = 8;

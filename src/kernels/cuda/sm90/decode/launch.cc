@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "core/check.h"
+#include "gpu/architectures.h"
 #include "gpu/tensor_map.h"
 #include "kernels/cuda/attention_kernel.h"
 #include "kernels/cuda/common/decode_params.h"
@@ -14,7 +15,6 @@ namespace fovea::kernels::cuda {
 namespace {
 
 constexpr std::string_view kFolder = "sm90/decode";
-constexpr int kHopper = 90;
 // Rows of a tile, smallest first; the batch's longest request decides which one a pass uses.
 constexpr int32_t kRowTiles[] = {8, 16};
 constexpr int32_t kMaxRows = 32;  // two tiles of 16: the second finds the keys in L2
@@ -54,7 +54,7 @@ std::vector<Variant> find_variants(const AttentionSetup& setup) {
   const DType stored = cached(spec) ? setup.cache.dtype : spec.q_dtype;
   const auto kv = variant_type(stored);
   const bool types = q && kv && !is_fp8(spec.q_dtype) && (stored == spec.q_dtype || is_fp8(stored));
-  if (setup.sm != kHopper || !types || std::max(spec.head_dim, spec.head_dim_v) > kMaxHeadDim)
+  if (setup.sm != gpu::kHopper || !types || std::max(spec.head_dim, spec.head_dim_v) > kMaxHeadDim)
     return {};
   std::vector<Variant> found;
   for (const int32_t row_tile : kRowTiles) {

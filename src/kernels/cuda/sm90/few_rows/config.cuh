@@ -79,7 +79,7 @@ struct FewRowsConfig {
   static constexpr int kBlocksPerSm = 1;
   static constexpr KernelTraits kTraits = {32 * (kTaker + 1), sizeof(SharedMemory), kGroupRows,
                                            kKeys};
-  static_assert(sizeof(SharedMemory) <= 232448);
+  static_assert(sizeof(SharedMemory) <= kMaxSharedBytes);
   __device__ static void run(const Params& params);
 };
 

@@ -22,7 +22,7 @@ struct HopperHeadGemmConfig {
   using SharedMemory = typename Shape::SharedMemory;
   static constexpr int kBlocksPerSm = 1;
   static constexpr KernelTraits kTraits = {kThreads, sizeof(SharedMemory), kRows, kTileColumns};
-  static_assert(sizeof(SharedMemory) <= 232448);
+  static_assert(sizeof(SharedMemory) <= kMaxSharedBytes);
 
   __device__ static void run(const Params& params) {
     extern __shared__ __align__(1024) char dynamic_shared[];

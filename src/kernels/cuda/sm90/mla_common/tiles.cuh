@@ -17,8 +17,6 @@ constexpr int kTileBytes = kTileKeys * kTileColumns * 2;
 constexpr int kGroupKeys = 8;
 constexpr int kGroupTileBytes = kGroupKeys * kTileColumns * 2;
 
-constexpr int kMaxSharedBytes = 232448;  // shared memory of a block on sm_90
-
 // Contents of the cache and their way to shared memory: 16-bit rows as boxes of pages by the copy
 // engine or row by row, e4m3 rows, or rows of KvLayout::mla_fp8_rows.
 enum Keys : int { pages, rows, e4m3, fp8_rows };

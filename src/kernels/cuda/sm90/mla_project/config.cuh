@@ -55,7 +55,7 @@ struct MlaProjectConfig {
   static constexpr int kBlocksPerSm = 1;
   static constexpr KernelTraits kTraits = {kConsumers * kWarpgroupThreads + kProducerThreads,
                                            sizeof(SharedMemory), kRows, kSideColumns};
-  static_assert(sizeof(SharedMemory) <= 232448);
+  static_assert(sizeof(SharedMemory) <= kMaxSharedBytes);
 
   __device__ static void run(const Params& params);
 };

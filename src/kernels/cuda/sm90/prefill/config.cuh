@@ -300,7 +300,7 @@ struct PrefillConfig {
   static constexpr int kBlocksPerSm = 1;
   static constexpr KernelTraits kTraits = {kWarpgroups * kWarpgroupThreads, sizeof(SharedMemory),
                                            kBlocks* kConsumers* kGroupRows, kKeys};
-  static_assert(sizeof(SharedMemory) <= 232448);
+  static_assert(sizeof(SharedMemory) <= kMaxSharedBytes);
   __device__ __forceinline__ static void run(const Params& params);
 };
 
