@@ -36,7 +36,7 @@ TEST(Cli, ListsTheKernelsAndNamesAMissingPack) {
   }
 }
 
-TEST(Cli, NamesThePackThatIsNone) {
+TEST(Cli, NamesAFileThatIsNotAPack) {
   const std::string folder = ::testing::TempDir() + "cli_packs_" + std::to_string(getpid());
   std::filesystem::create_directory(folder);
   const std::string text = folder + "/text.pack", nowhere = folder + "/none/kernels.pack";
@@ -88,7 +88,7 @@ TEST(Cli, BuildsKernelsOnceAndReportsThem) {
   const ProgramResult second = fovea(build);
   ASSERT_EQ(second.exit_code, 0);
   EXPECT_EQ(second.err, "");
-  EXPECT_EQ(bytes(), built) << "compiled again what was there";  // compilation times are in it
+  EXPECT_EQ(bytes(), built) << "compiled existing kernels again";  // compilation times are in it
   const ProgramResult report = fovea({"kernels", "report", "--json", "--pack", pack});
   int packed = 0;
   for (const nlohmann::json& kernel : nlohmann::json::parse(report.out)) {

@@ -200,7 +200,7 @@ TEST(Cli, RefusesEmptyValues) {
   expect_refused(fovea({"bench", "attention", "--kv-len", "8", "--kv-dtype", ""}), {"--kv-dtype"});
 }
 
-TEST(Cli, ListsTheCommandsThereAre) {
+TEST(Cli, ListsAllCommands) {
   for (const std::vector<std::string>& arguments : std::vector<std::vector<std::string>>{
            {"frobnicate"}, {"bench", "frobnicate"}, {"kernels", "frobnicate"}, {"--frobnicate"}}) {
     const ProgramResult result = fovea(arguments);
@@ -212,7 +212,7 @@ TEST(Cli, ListsTheCommandsThereAre) {
   }
 }
 
-TEST(Cli, RefusesSizesThatAreNone) {
+TEST(Cli, RefusesInvalidSizes) {
   for (const std::string size :
        {"0", "-5", "5XB", "MB", "1.5GB", "99999999999999999999999", "20000000TB", "1000 000"}) {
     SCOPED_TRACE(size);

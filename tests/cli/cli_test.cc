@@ -288,7 +288,7 @@ TEST(Cli, ExplainsAModelWithTheOptionsOfTheEngine) {
   expect_refused(fovea({"explain", "--decode-backend", "cpu"}), {"--decode-backend", "--model"});
 }
 
-TEST(Cli, SaysThatNobodySetsTheScalesOfACache) {
+TEST(Cli, SaysThatTheScalesOfTheCacheAre1) {
   const std::vector<std::string> generate = {"generate", kModels + "llama", "-p", "In the", "-n",
                                              "4",        "--kv-dtype",      "fp8"};
   const auto with = [&](const std::string& scale) {

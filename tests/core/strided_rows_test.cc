@@ -42,31 +42,31 @@ StridedRows any_rows() {
   return rows;
 }
 
-TEST(StridedRows, WhatCountsAsApartIs) {
-  int apart = 0;
-  RC_ASSERT(rc::check([&apart] {
+TEST(StridedRows, DisjointRowsOverlapInNoByte) {
+  int disjoint = 0;
+  RC_ASSERT(rc::check([&disjoint] {
     const StridedRows rows = any_rows();
     if (!are_disjoint(rows)) return;
-    ++apart;
+    ++disjoint;
     for (const auto& [byte, owners] : bytes_of(rows)) RC_ASSERT(owners == 1);
   }));
-  EXPECT_GT(apart, 0);
+  EXPECT_GT(disjoint, 0);
 }
 
-TEST(StridedRows, WhatSharesNoMemoryHasNone) {
-  int apart = 0;
-  RC_ASSERT(rc::check([&apart] {
+TEST(StridedRows, LayoutsThatShareNoMemoryHaveNoByteInCommon) {
+  int disjoint = 0;
+  RC_ASSERT(rc::check([&disjoint] {
     const StridedRows a = any_rows(), b = any_rows();
     if (share_memory(a, b)) return;
-    ++apart;
+    ++disjoint;
     const auto bytes = bytes_of(a);
     for (const auto& [byte, owners] : bytes_of(b)) RC_ASSERT(!bytes.contains(byte));
   }));
-  EXPECT_GT(apart, 0);
+  EXPECT_GT(disjoint, 0);
 }
 
 // Three pages of four tokens and two heads of eight values, as engines lay out K and V.
-TEST(StridedRows, LayoutsOfEnginesAreApart) {
+TEST(StridedRows, LayoutsOfEnginesAreDisjoint) {
   constexpr int64_t kPages = 3, kTokens = 4, kHeads = 2, kDim = 8;
   struct Layout {
     const char* name;

@@ -265,7 +265,7 @@ TEST_P(Flash, MatchesTheOracle) {
 }
 
 // The contract tests require this of every backend.
-TEST(FlashPlan, LeavesNoneBehindIfItFails) {
+TEST(FlashPlan, AFailedPlanLeavesNoPlan) {
   const AttentionCase test = test::mha_case("plan", 7, 1, 128);
   const test::CaseData data = make_data(test);
   const BackendRegistry registry = BackendRegistry::builtin();

@@ -87,7 +87,7 @@ TEST(EngineRequests, GenerateAddsAllOrNothing) {
   expect_no_leak(engine);
 }
 
-TEST(EngineRequests, GenerateLeavesOthersEventsToThem) {
+TEST(EngineRequests, GenerateKeepsEventsOfOtherRequests) {
   Engine& engine = shared_engine();
   const int64_t other = engine.add(text_request(kPrompt, 3));
   const GenerateRequest request = text_request(kPrompt, 8);
@@ -101,7 +101,7 @@ TEST(EngineRequests, GenerateLeavesOthersEventsToThem) {
   EXPECT_EQ(tokens, 3);
 }
 
-TEST(EngineRequests, GenerateLeavesOthersEventsToThemWhenItsCallbackThrows) {
+TEST(EngineRequests, GenerateKeepsEventsOfOtherRequestsWhenItsCallbackThrows) {
   Engine& engine = shared_engine();
   const GenerateRequest request = text_request(kPrompt, 8);
   int64_t other = 0;

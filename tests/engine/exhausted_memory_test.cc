@@ -77,7 +77,7 @@ TEST_P(ExhaustedMemory, AStepThatFailsCostsNoToken) {
 }
 
 // Everything built so far is freed: AddressSanitizer would report a leak.
-TEST_P(ExhaustedMemory, LoadingSaysSo) {
+TEST_P(ExhaustedMemory, LoadingReportsIt) {
   const EngineOptions options = small_options(GetParam());
   for (const bool lasts : {false, true}) {
     int failures = 0;

@@ -9,7 +9,7 @@
 namespace fovea {
 namespace {
 
-TEST(GraphSizes, ArePowersOfTwoUpTo8AndMultiplesOf8Behind) {
+TEST(GraphSizes, ArePowersOfTwoUpTo8ThenMultiplesOf8) {
   EXPECT_EQ(graph_sizes(1), (std::vector<int32_t>{1}));
   EXPECT_EQ(graph_sizes(6), (std::vector<int32_t>{1, 2, 4, 6}));
   EXPECT_EQ(graph_sizes(8), (std::vector<int32_t>{1, 2, 4, 8}));
@@ -17,7 +17,7 @@ TEST(GraphSizes, ArePowersOfTwoUpTo8AndMultiplesOf8Behind) {
   EXPECT_EQ(graph_sizes(256).size(), 3u + 32u);
 }
 
-TEST(GraphSizes, TheSmallestOfThemThatHoldsTheRequests) {
+TEST(GraphSizes, TheSmallestThatHoldsTheRequestsIsUsed) {
   for (const int32_t most : {1, 5, 8, 17, 64, 255}) {
     const std::vector<int32_t> sizes = graph_sizes(most);
     for (int32_t requests = 1; requests <= most; ++requests) {
@@ -27,7 +27,7 @@ TEST(GraphSizes, TheSmallestOfThemThatHoldsTheRequests) {
   }
 }
 
-TEST(GraphContexts, AreShortOnesOfFewRequestsAndTheLongest) {
+TEST(GraphContexts, AreShortForFewRequestsAndAlwaysTheLongest) {
   EXPECT_EQ(graph_contexts(1, 100), (std::vector<int32_t>{100}));
   EXPECT_EQ(graph_contexts(1, 2048), (std::vector<int32_t>{2048}));
   EXPECT_EQ(graph_contexts(2, 2049), (std::vector<int32_t>{2048, 2049}));
@@ -35,7 +35,7 @@ TEST(GraphContexts, AreShortOnesOfFewRequestsAndTheLongest) {
   EXPECT_EQ(graph_contexts(16, 131072), (std::vector<int32_t>{131072}));
 }
 
-TEST(GraphContexts, TheShortestOfThemThatHoldsTheKeys) {
+TEST(GraphContexts, TheShortestThatHoldsTheKeysIsUsed) {
   for (const int32_t requests : {1, 8, 16}) {
     for (const int32_t longest : {2000, 3000, 5000}) {
       const std::vector<int32_t> contexts = graph_contexts(requests, longest);

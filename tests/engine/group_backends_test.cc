@@ -70,7 +70,7 @@ TEST_F(GroupBackends, DecodeStepsAreCapturedWhereTheirBackendAllowsIt) {
   EXPECT_EQ(select("replayed", "enqueued", DeviceKind::cuda).why_no_graphs, "");
 }
 
-TEST_F(GroupBackends, APreferredDecodeBackendThatDoesNotServeIsSaid) {
+TEST_F(GroupBackends, APreferredDecodeBackendThatCannotServeIsReported) {
   const GroupSelection same = select("replayed", "prefer:refused", DeviceKind::cuda);
   ASSERT_TRUE(same.decode);
   EXPECT_NE(same.decode->fallback.find("instead of the preferred refused: a test"),

@@ -118,7 +118,7 @@ TEST(RandomWeights, TokenIdsRunWithoutATokenizer) {
   EXPECT_GT(engine->stats().memory.weights, size_t{500'000});
 }
 
-TEST(RandomWeights, AreNamedWhereWeightsAreMissing) {
+TEST(RandomWeights, AreSuggestedWhereWeightsAreMissing) {
   const ConfigFolder folder("llama", nlohmann::json::object());
   EngineOptions options = random_options(folder.path(), 1);
   options.random_weights.reset();

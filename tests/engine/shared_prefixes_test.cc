@@ -115,7 +115,7 @@ TEST(SharedPrefixes, AreWholePagesOfBoth) {
   }
 }
 
-TEST(SharedPrefixes, SaveWhatTheGroupThatNeedsLeastAsksFor) {
+TEST(SharedPrefixes, AreSharedIfTheySaveEnoughForOneGroup) {
   std::vector<GroupSelection> groups = {one_group()[0], one_group()[0]};
   for (const size_t larger : {0u, 1u}) {  // keys of twice the bytes: half as many suffice
     groups[0] = groups[1] = one_group()[0];
@@ -133,7 +133,7 @@ TEST(SharedPrefixes, SaveWhatTheGroupThatNeedsLeastAsksFor) {
       << "nothing is shared";
 }
 
-TEST(SharedPrefixes, AreNotThoseOfPrompts) {
+TEST(SharedPrefixes, AreNotSharedByPrompts) {
   const SharedPrefixes prefixes(one_group(), limits_of(1, 1));
   Rows rows;
   const std::vector<PassPart> parts = {rows.part(0, 700), rows.part(512, 512, 40),
@@ -164,7 +164,7 @@ TEST(SharedPrefixes, ArePossibleWhereEnoughRequestsHaveRoomForThem) {
   EXPECT_FALSE(SharedPrefixes(one_group(), limits_of(0, 0)).possible(4, 100));
 }
 
-TEST(SharedPrefixes, LandmarksAreTheFirstSlotsOfPagesEverFurtherOn) {
+TEST(SharedPrefixes, LandmarksAreFirstSlotsOfPagesAtGrowingDistances) {
   std::vector<int32_t> slots(4 * 64);
   std::iota(slots.begin(), slots.end(), 1);
   const PageLandmarks all = page_landmarks(slots, 4);

@@ -352,13 +352,13 @@ TEST_P(MlaDecodeTest, MatchesFp64) {
     decode.decode(tensors, nullptr);
     const auto first = to_host<uint16_t>(out, rows * c.rank);
     if (!early) got = first;
-    EXPECT_EQ(first, got) << "planned again, other bits";
+    EXPECT_EQ(first, got) << "a second plan changed the bits";
     // In emulation, five launches of a case give late keys other execution orders.
     if (early) decode.decode(tensors, nullptr);
     const gpu::DeviceBuffer stored = store_late(problem, cache);
     decode.decode(tensors, nullptr);
     EXPECT_EQ(to_host<uint16_t>(out, rows * c.rank), got)
-        << "another run gives other bits, early: " << early;
+        << "a second run changed the bits, early: " << early;
   }
   const auto got_lse = to_host<float>(lse, rows);
 

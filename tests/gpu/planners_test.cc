@@ -131,7 +131,7 @@ TEST_P(Planners, DecodeCoversEveryKeyOnceInEqualRanges) {
         }
       }
     }
-    EXPECT_EQ(static_cast<int64_t>(found.tiles.size()), want) << "tiles of nobody";
+    EXPECT_EQ(static_cast<int64_t>(found.tiles.size()), want) << "tiles without a request";
     if (want == 0) continue;
     line *= batch().kv_heads / found.heads;
     const auto live = static_cast<int64_t>(found.loads.size());
@@ -344,7 +344,7 @@ TEST_P(Planners, PrefillCutsTilesOfFewRowsIntoSegments) {
       }
     }
   }
-  EXPECT_TRUE(whole.empty() && segments.empty()) << "tiles of nobody";
+  EXPECT_TRUE(whole.empty() && segments.empty()) << "tiles without a request";
   if (room.empty()) return;
   for (const int32_t count : stored.read()) EXPECT_EQ(count, 0);
 }

@@ -20,7 +20,7 @@ DType dtype_of(const std::string& type) {
 }
 
 // A pack without a compiler serves shared prefixes for every layer that it serves.
-TEST(CascadeGroups, TakeBakedKernelsWherePrefillDoes) {
+TEST(CascadeGroups, UseBakedKernelsWherePrefillDoes) {
   std::set<std::string> baked;
   for (const Family& each : families()) {
     for (const VariantValues& values : each.baked) {

@@ -140,7 +140,7 @@ TEST_P(CpuNumbers, NanStaysNan) {
 }
 
 // Every key is NaN, so no maximum exists.
-TEST_P(CpuNumbers, NothingButNanIsNan) {
+TEST_P(CpuNumbers, AllKeysNanGiveNan) {
   for (const uint32_t bits : kNans) {
     CaseData data = make_data(test());
     for (test::RequestData& request : data.requests) {

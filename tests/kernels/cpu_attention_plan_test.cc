@@ -149,7 +149,7 @@ TEST(CpuAttentionPlan, CoversRandomBatchesOnce) {
 }
 
 // A page holds the keys of all heads, so an item with all heads reads the page from front to back.
-TEST(CpuAttentionPlan, ALoneTokenReadsWholePagesWhereThreadsShareThemEvenly) {
+TEST(CpuAttentionPlan, ASingleTokenReadsWholePagesWhereThreadsShareThemEvenly) {
   const auto items_of = [](int32_t kv_len, int32_t threads) {
     std::vector<std::string> items;
     const Planned plan({Isa::avx2, threads, 32, 8, 128, 128}, {{1, kv_len}});

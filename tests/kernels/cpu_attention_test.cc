@@ -39,7 +39,7 @@ class CpuAttention : public ::testing::TestWithParam<AttentionCase> {
   }
 };
 
-TEST_P(CpuAttention, MatchesTheOracleWhateverIsAroundAndForAnyThreads) {
+TEST_P(CpuAttention, MatchesTheOracleAmidPoisonAndForAnyThreads) {
   const AttentionCase& test = GetParam();
   const test::CaseData data = make_data(test);
   std::vector<test::OracleResult> want;

@@ -87,7 +87,7 @@ TEST(CpuMergeStates, MatchesReference) {
   }
 }
 
-TEST(CpuMergeStates, OnePartIsItselfAndNoPartsAreEmpty) {
+TEST(CpuMergeStates, OnePartIsUnchangedAndNoPartsGiveAnEmptyResult) {
   ThreadPool threads(1);
   Problem one = make_problem(1, 4, 2, 33);
   cpu::merge_states(one.params, threads);

@@ -346,7 +346,7 @@ TEST_F(KernelCache, DamagedCodeCountsAsAbsent) {
   EXPECT_NE(lines_.find(file() + ": a/1"), std::string::npos) << lines_;
 }
 
-TEST_F(KernelCache, AFolderThatCannotBeWrittenCostsTheCacheOnly) {
+TEST_F(KernelCache, AnUnwritableFolderDisablesTheCacheOnly) {
   if (!why_no_nvrtc().empty()) GTEST_SKIP() << why_no_nvrtc();
   write("a file where the folder should be");
   EXPECT_FALSE(store(true).get(real_).cubin.empty());

@@ -68,7 +68,7 @@ void write(Cache& cache, std::vector<float> k, const std::vector<int64_t>& slots
   kernels::reference::kv_write(params);
 }
 
-TEST(ReferenceKvWrite, SkipsNegativeSlotsAndWhatTheMapDrops) {
+TEST(ReferenceKvWrite, SkipsNegativeAndUnmappedSlots) {
   Cache cache(KvLayout::mha, DType::f32, KvScale::none, kDim);
   const std::vector<int64_t> map = {0, 1, 7, -1, -1, -1, -1, 2};
   write(cache, {1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3}, {-1, 2, 3}, map.data());

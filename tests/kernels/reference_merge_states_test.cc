@@ -130,7 +130,7 @@ TEST(MergeStates, PairwiseMergingIsAssociativeAndCommutative) {
   }));
 }
 
-TEST(MergeStates, NothingAndNothingIsNothing) {
+TEST(MergeStates, TwoEmptyPartsGiveAnEmptyResult) {
   State poisoned;  // the o of an empty part is never read
   poisoned.o = {NAN, INFINITY, NAN};
   const State merged = merge({poisoned, State(), poisoned});

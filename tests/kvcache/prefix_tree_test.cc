@@ -63,7 +63,7 @@ TEST(PrefixTree, ARootThatCollidesWithAPageIsNotThere) {
 }
 
 // A reused node keeps nothing of its former use: neither the page of a root nor the root of a page.
-TEST(PrefixTree, NodesAreUsedAgain) {
+TEST(PrefixTree, NodesAreReused) {
   PrefixTree tree(1);
   for (int round = 0; round < 3; ++round) {
     int32_t most = -1;

@@ -103,7 +103,7 @@ TEST(JsonObject, QuotesWhatAFileHolds) {
   expect_corrupt([] { JsonObject::parse("[]", "\x1b[2J/config.json"); }, {"\\x1b[2J/config.json"});
 }
 
-TEST(JsonObject, RefusesANulAndWhatIsBehindIt) {
+TEST(JsonObject, RefusesANulAndTextAfterIt) {
   using namespace std::string_literals;
   expect_corrupt([] { parse("{\"a\":1}\0"s); }, {"byte 7 is NUL"});
   expect_corrupt([] { parse("{\"a\":1}\0{\"a\":2}"s); }, {"byte 7 is NUL"});
@@ -133,7 +133,7 @@ TEST(JsonObject, ParsesInTimeProportionalToTheText) {
 }
 
 // Memory runs out while a document is read, or while it is destroyed because of that.
-TEST(JsonObject, SurvivesTheEndOfMemory) {
+TEST(JsonObject, SurvivesExhaustedMemory) {
   const std::string text =
       R"({"a":[{"b":[1,2,{"a long enough name for the heap":{"c":[[[]]]}}]}],"d":{"e":[{},{}]}})";
   int failures = 0;

@@ -45,7 +45,7 @@ class RandomWeightsTest : public testing::Test {
   ThreadPool threads_{2};
 };
 
-TEST_F(RandomWeightsTest, APieceIsThatOfTheWhole) {
+TEST_F(RandomWeightsTest, APieceEqualsThatPartOfTheWhole) {
   for (const char* dtype : {"bfloat16", "float16", "float32"}) {
     const Checkpoint made = checkpoint(7, std::string(R"({"dtype": ")") + dtype + "\"}");
     const StoredTensor& tensor = made.tensor("a.weight", kMatrix);
@@ -124,7 +124,7 @@ TEST_F(RandomWeightsTest, MeanAndDeviationAreThoseOfAnInitialisation) {
   }
 }
 
-TEST_F(RandomWeightsTest, RefusesWhatNoWeightIs) {
+TEST_F(RandomWeightsTest, RefusesDtypesAndShapesThatNoWeightHas) {
   test::expect_error(ErrorCode::unsupported, "dtype is 'float64'",
                      [&] { checkpoint(1, R"({"torch_dtype": "float64"})"); });
   const Checkpoint made = checkpoint(1);
