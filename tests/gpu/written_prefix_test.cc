@@ -58,8 +58,8 @@ void PrintTo(const Shape& shape, std::ostream* to) {
 class Passes {
  public:
   Passes(const BackendEntry& entry, const Shape& shape) : shape_(shape) {
-    test::AttentionCase test = latent() ? test::mla_case("settled", shape.latent_heads)
-                                        : test::mha_case("settled", kHeads, kKvHeads, kDim);
+    test::AttentionCase test = latent() ? test::mla_case("written", shape.latent_heads)
+                                        : test::mha_case("written", kHeads, kKvHeads, kDim);
     test.spec.q_dtype = DType::bf16;
     test.spec.batch_invariant = shape.batch_invariant;
     test.cache.dtype = shape.cache;
@@ -127,14 +127,14 @@ class Passes {
     gpu::synchronize(nullptr);
   }
 
-  std::vector<uint16_t> run(bool settled, int32_t replays) {
+  std::vector<uint16_t> run(bool written, int32_t replays) {
     const gpu::Graph graph = gpu::Graph::capture(stream_.get(), [&](Stream stream) {
       store(tokens_, fresh_, new_slots_, true, stream);
       BatchView batch = view(tokens_, fresh_, new_slots_);
       batch.mode = shape_.new_tokens == 1 ? ForwardMode::decode : ForwardMode::extend;
       batch.hints.max_q_len = shape_.new_tokens;
       batch.hints.max_kv_len = std::ranges::max(shape_.lens);
-      batch.hints.prefix_written = settled;
+      batch.hints.prefix_written = written;
       backend_->plan(batch, stream);
       for (int32_t number = 0; number < kLayers; ++number) {
         LayerTensors layer = tensors(number);
@@ -330,9 +330,9 @@ std::vector<Shape> shapes() {
   return all;
 }
 
-class SettledPrefix : public ::testing::TestWithParam<Shape> {};
+class WrittenPrefix : public ::testing::TestWithParam<Shape> {};
 
-TEST_P(SettledPrefix, NewKeysAreSeenAsTheyAreStored) {
+TEST_P(WrittenPrefix, NewKeysAreSeenAsTheyAreStored) {
   const Shape& shape = GetParam();
   for (const BackendEntry& entry : test::gpu_backends()) {
     if (entry.name != shape.backend) continue;
@@ -346,8 +346,8 @@ TEST_P(SettledPrefix, NewKeysAreSeenAsTheyAreStored) {
   }
 }
 
-GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(SettledPrefix);
-INSTANTIATE_TEST_SUITE_P(Builtin, SettledPrefix, ::testing::ValuesIn(shapes()));
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(WrittenPrefix);
+INSTANTIATE_TEST_SUITE_P(Builtin, WrittenPrefix, ::testing::ValuesIn(shapes()));
 
 }  // namespace
 }  // namespace fovea
