@@ -35,8 +35,7 @@ double milliseconds_between(Clock::time_point begin, Clock::time_point end) {
   return std::chrono::duration<double, std::milli>(end - begin).count();
 }
 
-// Returns the smallest value that at least the fraction `share` of values do not exceed, or 0
-// without values.
+// Returns the value at the fraction `share` of the sorted values, or 0 without values.
 double percentile(std::vector<double> values, double share) {
   if (values.empty()) return 0;
   std::sort(values.begin(), values.end());

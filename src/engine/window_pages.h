@@ -24,8 +24,7 @@ class WindowPages {
   void drop(int64_t page);    // removes a user
   void forget(int64_t page);  // the full pool's page is free and has no users
   bool mapped(int64_t page) const;
-  // Returns the number of leading pages of a prefix (its pages in order) such that their last
-  // window is mapped.
+  // Returns usable_window_prefix() of a prefix, given by its pages in order.
   int32_t usable(std::span<const int64_t> pages) const {
     return usable_window_prefix(pool_, pages);
   }

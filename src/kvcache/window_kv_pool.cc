@@ -173,7 +173,7 @@ int32_t usable_window_prefix(const WindowKvPool& pool, std::span<const int64_t> 
   const int32_t page_size = pool.spec().page_size;
   const int64_t window = pool.spec().window;
   const std::span<const int64_t> map = pool.slot_map();
-  int64_t mapped = 0;  // length of the gapless prefix
+  int64_t mapped = 0;  // length of the mapped run that ends here
   int64_t usable = 0;
   int64_t length = 0;
   const int64_t pages = static_cast<int64_t>(map.size()) / page_size;

@@ -16,7 +16,7 @@
 
 namespace fovea {
 
-// Treatment of a pattern's matches. The texts between matches always become words.
+// Treatment of a pattern's matches. The texts between matches are always kept.
 enum class SplitBehavior : uint8_t {
   removed,
   isolated,              // each match is a word
