@@ -48,7 +48,7 @@ void measure(Workload& workload, CeilingProbe& probe, const AttentionBenchOption
     times.insert(times.end(), round.begin(), round.end());
     if (options.end_turn) options.end_turn(median(round));
   }
-  if (times.empty()) throw Error(ErrorCode::invalid_argument, "no round was asked for");
+  if (times.empty()) throw Error(ErrorCode::invalid_argument, "no round was requested");
   result.seconds = median(times);
   result.seconds_min = *std::min_element(times.begin(), times.end());
   result.compute_bound = median(compute) > median(memory);

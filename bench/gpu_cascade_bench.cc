@@ -93,7 +93,7 @@ void run_all(const std::vector<std::string>& arguments) {
   const gpu::OwnedStream stream;
   fmt::print("{} {}/{} page {}\n", argument(0, "bf16"), config.spec.q_heads, config.spec.kv_heads,
              config.page_size);
-  fmt::print("| requests x shared + own | keys saved | apart | cascade | default |\n");
+  fmt::print("| requests x shared + own | keys saved | separate | cascade | default |\n");
   const auto every = static_cast<size_t>(std::stoi(argument(4, "1")));
   const std::vector<Shape> all = shapes();
   for (size_t n = 0; n < all.size(); n += every) {

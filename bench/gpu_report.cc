@@ -206,7 +206,7 @@ std::string ceilings_markdown(const GpuReport& report) {
   return fmt::format(
       "{}, {}: read {:.2f} TB/s (bulk copies {:.2f}), copy {:.2f} TB/s, bf16 product {:.0f} "
       "TFLOP/s, e4m3 product {:.0f} TFLOP/s, empty kernel {:.2f} us in a graph, {:.2f} us of host "
-      "time a launch\n",
+      "time per launch\n",
       report.device.name, power_state_name(report.state), c.read_bytes / 1e12,
       c.bulk_read_bytes / 1e12, c.copy_bytes / 1e12, c.matmul_flops / 1e12,
       c.fp8_matmul_flops / 1e12, c.empty_seconds * 1e6, c.launch_seconds * 1e6);
@@ -243,7 +243,7 @@ std::string to_markdown(const GpuReport& report) {
   return text + "\n" + mixed_line(report.results) +
          suffix_line(report.results, " invariant", "Batch-invariant over default") +
          suffix_line(report.results, " cascade",
-                     "Shared prefix attended to once over each on its own") +
+                     "Shared prefix read once over read by each request") +
          suffix_line(report.results, " fp8-kv", "fp8 cache over bf16 cache") +
          pages_line(report.results) + refused_lines(report.results);
 }

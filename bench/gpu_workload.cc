@@ -90,7 +90,7 @@ void GpuWorkload::Setup::place_cache(CacheMemory& memory) {
   // Uses at least half as many pages again as the requests need, so that theirs are scattered.
   const double fitting = std::floor(whole / (config.kv_bytes() * 1.1));
   if (fitting < 1) {
-    fail(ErrorCode::out_of_memory, "the caches need {:.1f} GB, {:.1f} GB are lent",
+    fail(ErrorCode::out_of_memory, "the caches need {:.1f} GB, {:.1f} GB are available",
          config.kv_bytes() * 1.1 / 1e9, whole / 1e9);
   }
   cache_sets = static_cast<int32_t>(std::min({wanted, fitting, kMaxSets}));
