@@ -26,7 +26,7 @@ class CudaBatch {
   // Fills the arrays and returns the sizes of the parts. Throws Error{invalid_argument} if they
   // exceed the limits.
   PassSize fill(std::span<const PassPart> parts, RequestTable& table);
-  // [max_requests] shared prefixes of the last pass, see BatchView.
+  // [max_requests] shared prefixes of the last pass, see BatchHints.
   std::span<int32_t> shared_prefix() const {
     return {host<int32_t>(at_.shared_prefix), static_cast<size_t>(limits_.max_requests)};
   }
