@@ -95,7 +95,7 @@ TEST(ChatFormat, RefusesTemplatesThatMayWriteSomethingElse) {
            {std::string(1'000'001, ' '), "1000001 bytes"},
            {changed(chatml, "assistant\n'", "assistant\n<think>\n'"), "thoughts"},
            {changed(chatml, "message['content']", "message['content'] | trim"), "more than"},
-           {changed(chatml, system, "It\\'s you"), "not understood"},
+           {changed(chatml, system, "It\\'s you"), "unknown default system message"},
            {changed(chatml, "'<|im_start|>assistant\n'", "'<|im_start|>model\n'"), "answer"},
            {"{{ bos_token }}" + chatml, "no bos_token"},
            {"{{ '<<SYS>>' }}[INST] [/INST]", "Llama 2"},
