@@ -34,8 +34,14 @@ __device__ inline float slope_of(const AttentionParams& params, int head) {
   return params.alibi_slopes[head] * kLog2E;
 }
 
+// Returns the soft cap in units of log2.
+__device__ __forceinline__ float cap_of(const AttentionParams& params) {
+  return params.logit_cap * kLog2E;
+}
+
+// sm90/prefill, which is bound by instructions, caps by near_cap.cuh instead.
 __device__ __forceinline__ void soft_cap(const AttentionParams& params, float& score) {
-  score = params.logit_cap * kLog2E * tanh_fast(score);
+  score = cap_of(params) * tanh_fast(score);
 }
 
 __device__ __forceinline__ void add_alibi(const ScorePlace& place, float& score) {

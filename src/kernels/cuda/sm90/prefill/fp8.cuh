@@ -155,7 +155,7 @@ __device__ __forceinline__ void scale_rows(const PrefillParams& params,
   if constexpr (!Config::kFp8) return;
   const KeyParams& keys = params.attention.keys;
   const WorkTile& work = tile.slot->work;
-  const bool transformed = Config::kTransforms && is_transformed(params.attention);
+  const bool transformed = Config::kTransforms && modifies_scores(params.attention);
   const ScoreUnits units = score_units<Config>(params, params.attention.scale);
   const float scale =
       (transformed ? units.inner : units.factor) * shared_scale(keys, keys.k_scale, work.kv_head);

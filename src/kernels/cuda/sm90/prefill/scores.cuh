@@ -2,7 +2,7 @@
 // Rows of a consumer warpgroup, and what it keeps of them.
 #pragma once
 
-#include "kernels/cuda/common/log2.cuh"
+#include "kernels/cuda/common/score_mod.cuh"
 #include "kernels/cuda/sm90/common/rows.cuh"
 #include "kernels/cuda/sm90/prefill/config.cuh"
 
@@ -55,13 +55,10 @@ __device__ __forceinline__ RowTile uniform(RowTile tile) {
 struct ScoreUnits {
   float inner, factor;
 };
-__device__ __forceinline__ bool is_transformed(const AttentionParams& attention) {
-  return attention.logit_cap > 0 || attention.alibi_slopes;
-}
 // `scale`: from products to natural units, without a cap.
 template <class Config>
 __device__ __forceinline__ ScoreUnits score_units(const PrefillParams& params, float scale) {
-  if (!Config::kTransforms || !is_transformed(params.attention)) return {1, scale * kLog2E};
+  if (!Config::kTransforms || !modifies_scores(params.attention)) return {1, scale * kLog2E};
   const bool capped = Config::kCaps && params.attention.logit_cap > 0;
   return {scale * (capped ? params.cap.unit : kLog2E), 1};
 }

@@ -98,7 +98,7 @@ __device__ __forceinline__ void cap_scores(const PrefillParams& params, bool nea
     });
     return;
   }
-  const float outer = params.attention.logit_cap * kLog2E;
+  const float outer = cap_of(params.attention);
   change_scores<Config>(acc, [&](int, float(&scores)[kAtOnce]) {
     float nearby[kAtOnce], far[kAtOnce];
     cap_near(params.cap, scores, nearby);
@@ -123,7 +123,7 @@ __device__ __forceinline__ void find_slopes(const PrefillParams& params, int con
   for (int half = 0; half < 2; ++half) {
     const int row = thread_row(half);
     const int token = min(row_token(params, work, consumer, row), work.q_len - 1);
-    tile.slope[half] = params.attention.alibi_slopes[row_head(params, work, row)] * kLog2E;
+    tile.slope[half] = slope_of(params.attention, row_head(params, work, row));
     tile.position[half] = query_position(params.attention.batch.mask, view, token);
   }
 }
