@@ -35,16 +35,27 @@ __device__ inline int tile_offset(int key, int chunk) {
   return chunk / 8 * C::kTile * kPieceBytes + key * kPieceBytes + (chunk % 8 ^ key % 8) * 16;
 }
 
-template <int kDim, int kDimV, int kRows, Type kQuery, Type kCache, int kWarpCount, int kTileKeys>
+// Returns the keys of one step of a warp: twice as many if a row is one piece and registers
+// suffice.
+template <int kDim, int kDimV, int kRows, Type kCache>
+constexpr int decode_keys() {
+  return kRows == 8 && kDim * type_bytes(kCache) <= kPieceBytes &&
+                 kDimV * type_bytes(kCache) <= kPieceBytes
+             ? 32
+             : 16;
+}
+
+template <int kDim, int kDimV, int kRows, Type kQuery, Type kCache>
 struct DecodeConfig {
-  static_assert(kDim % 16 == 0 && kDimV % 16 == 0 && kRows % 8 == 0 && kTileKeys % kBoxKeys == 0);
+  static_assert(kDim % 16 == 0 && kDimV % 16 == 0 && kRows % 8 == 0);
   using Params = DecodeParams;
   static constexpr int kHeadDim = kDim;
   static constexpr int kHeadDimV = kDimV;
   static constexpr int kRowTile = kRows;
-  static constexpr int kWarps = kWarpCount;  // warps that compute
+  static constexpr int kWarps = decode_warps(kDim, kDimV, kRows);  // warps that compute
   static constexpr int kConsumers = 32 * kWarps;
-  static constexpr int kTile = kTileKeys;           // keys of one step of one warp
+  static constexpr int kTile =
+      decode_keys<kDim, kDimV, kRows, kCache>();    // keys of one step of one warp
   static constexpr int kStepKeys = kWarps * kTile;  // keys of one step of all warps, at most
   static constexpr Type kQ = kQuery;
   static constexpr Type kKv = kCache;
@@ -96,18 +107,8 @@ struct DecodeConfig {
   static constexpr int kKSharers = kCopiers / 64;
   static constexpr int kVSharers = kFp8 ? 1 : kKSharers;
   static constexpr KernelTraits kTraits = {kConsumers + kCopiers, sizeof(SharedMemory), kRows,
-                                           kTileKeys};
+                                           kTile};
   __device__ static void run(const Params& params);
 };
-
-// Returns the keys of one step of a warp: twice as many if a row is one piece and registers
-// suffice.
-template <int kDim, int kDimV, int kRows, Type kCache>
-constexpr int decode_keys() {
-  return kRows == 8 && kDim * type_bytes(kCache) <= kPieceBytes &&
-                 kDimV * type_bytes(kCache) <= kPieceBytes
-             ? 32
-             : 16;
-}
 
 }  // namespace fovea::kernels::cuda

@@ -42,7 +42,7 @@ __device__ TileMask tile_mask(const DecodeParams& params, const Tile& tile, int 
 }
 
 template <class C>
-__device__ void settle_queries(const DecodeParams& params, const Tile& tile, int head,
+__device__ void prepare_queries(const DecodeParams& params, const Tile& tile, int head,
                                Queries<C>& queries, Factors<C>& factors) {
   const float scale = score_unit(params);
   if constexpr (C::kFp8) {
@@ -92,7 +92,7 @@ __device__ void consume(const DecodeParams& params, const DecodeItem& first_item
     if (more) next = params.list.items[i];
     const int head = Steps<C>(tile.item).head_of(warp);
     Factors<C> factors;
-    settle_queries<C>(params, tile, head, queries, factors);
+    prepare_queries<C>(params, tile, head, queries, factors);
     const TileMask mask = tile_mask<C>(params, tile, head);
 
     Accumulator<C> acc;
@@ -127,9 +127,8 @@ __device__ void consume(const DecodeParams& params, const DecodeItem& first_item
   }
 }
 
-template <int kDim, int kDimV, int kRows, Type kQuery, Type kCache, int kWarpCount, int kTileKeys>
-__device__ void DecodeConfig<kDim, kDimV, kRows, kQuery, kCache, kWarpCount, kTileKeys>::run(
-    const DecodeParams& params) {
+template <int kDim, int kDimV, int kRows, Type kQuery, Type kCache>
+__device__ void DecodeConfig<kDim, kDimV, kRows, kQuery, kCache>::run(const DecodeParams& params) {
   using C = DecodeConfig;
   extern __shared__ __align__(1024) char dynamic_shared[];
   auto& shared = *reinterpret_cast<SharedMemory*>(dynamic_shared);
@@ -180,7 +179,6 @@ __device__ void DecodeConfig<kDim, kDimV, kRows, kQuery, kCache, kWarpCount, kTi
 }
 
 template <int kDim, int kDimV, int kRows, Type kQuery, Type kCache>
-using Config = DecodeConfig<kDim, kDimV, kRows, kQuery, kCache, decode_warps(kDim, kDimV, kRows),
-                            decode_keys<kDim, kDimV, kRows, kCache>()>;
+using Config = DecodeConfig<kDim, kDimV, kRows, kQuery, kCache>;
 
 }  // namespace fovea::kernels::cuda
