@@ -7,33 +7,12 @@
 namespace fovea::gpu {
 namespace {
 
-// Longer groups, whose number hangs on lengths, would be built again and again.
+// Longer groups vary with sequence lengths and would be built again every call.
 constexpr size_t kMaxKernels = 16;
 
-thread_local LaunchGroup* collecting = nullptr;
-
 void launch_now(const KernelLaunch& kernel, void* params, Stream stream) {
-  CUlaunchAttribute attributes[2] = {};
-  unsigned count = 0;
-  if (kernel.overlapped) {
-    attributes[count].id = kLaunchAttributeProgrammaticStreamSerialization;
-    attributes[count++].value.programmatic_stream_serialization = 1;
-  }
-  if (kernel.cluster > 1) {
-    attributes[count].id = kLaunchAttributeClusterDimension;
-    attributes[count++].value.cluster = {kernel.cluster, 1, 1};
-  }
-  const CUlaunchConfig config{.grid_x = kernel.grid_x,
-                              .grid_y = kernel.grid_y,
-                              .grid_z = 1,
-                              .block_x = kernel.threads,
-                              .block_y = 1,
-                              .block_z = 1,
-                              .shared_bytes = kernel.shared_bytes,
-                              .stream = stream,
-                              .attributes = attributes,
-                              .attribute_count = count};
-  check(driver().launch(&config, kernel.function, &params, nullptr), "cuLaunchKernelEx");
+  const LaunchConfig config(kernel, stream);
+  check(driver().launch(config.get(), kernel.function, &params, nullptr), "cuLaunchKernelEx");
 }
 
 CUkernelNodeParams node_params(const KernelLaunch& kernel, void** arguments) {
@@ -48,7 +27,7 @@ CUkernelNodeParams node_params(const KernelLaunch& kernel, void** arguments) {
           .arguments = arguments};
 }
 
-// Of the kernel that was captured last.
+// The node of the kernel that was captured last.
 CUgraphNode last_node(Stream captured) {
   CUstreamCaptureStatus status{};
   const CUgraphNode* nodes = nullptr;
@@ -61,35 +40,49 @@ CUgraphNode last_node(Stream captured) {
 
 }  // namespace
 
-void launch(const KernelLaunch& kernel, const void* params, size_t bytes, Stream stream) {
-  if (collecting == nullptr || collecting->stream_ != stream) {
-    return launch_now(kernel, const_cast<void*>(params), stream);
+LaunchConfig::LaunchConfig(const KernelLaunch& kernel, Stream stream)
+    : config_{.grid_x = kernel.grid_x,
+              .grid_y = kernel.grid_y,
+              .grid_z = 1,
+              .block_x = kernel.threads,
+              .block_y = 1,
+              .block_z = 1,
+              .shared_bytes = kernel.shared_bytes,
+              .stream = stream,
+              .attributes = attributes_,
+              .attribute_count = 0} {
+  unsigned& count = config_.attribute_count;
+  if (kernel.overlapped) {
+    attributes_[count].id = kLaunchAttributeProgrammaticStreamSerialization;
+    attributes_[count++].value.programmatic_stream_serialization = 1;
   }
-  std::vector<std::byte>& all = collecting->bytes_;
-  const auto* first = static_cast<const std::byte*>(params);
-  collecting->params_.push_back(all.size());
-  all.insert(all.end(), first, first + bytes);
-  collecting->launches_.push_back(kernel);
+  if (kernel.cluster > 1) {
+    attributes_[count].id = kLaunchAttributeClusterDimension;
+    attributes_[count++].value.cluster = {kernel.cluster, 1, 1};
+  }
 }
 
-bool LaunchGroup::begin(Stream stream) {
-  CUstreamCaptureStatus status{};
-  check(driver().stream_is_capturing(stream, &status), "cuStreamIsCapturing");
-  if (status != kCaptureStatusNone || collecting != nullptr) return false;
-  stream_ = stream;
+Launcher LaunchGroup::collect(Stream stream) {
   launches_.clear();
   params_.clear();
   bytes_.clear();
-  collecting = this;
-  return true;
+  CUstreamCaptureStatus status{};
+  check(driver().stream_is_capturing(stream, &status), "cuStreamIsCapturing");
+  if (status != kCaptureStatusNone) return Launcher(stream);
+  stream_ = stream;
+  return Launcher(stream, *this);
 }
 
-void LaunchGroup::abandon() { collecting = nullptr; }
+void LaunchGroup::add(const KernelLaunch& kernel, ParamBlock params) {
+  const auto* first = static_cast<const std::byte*>(params.data());
+  params_.push_back(bytes_.size());
+  bytes_.insert(bytes_.end(), first, first + params.bytes());
+  launches_.push_back(kernel);
+}
 
 void* LaunchGroup::params(size_t index) { return bytes_.data() + params_[index]; }
 
-void LaunchGroup::end() {
-  collecting = nullptr;
+void LaunchGroup::launch() {
   if (launches_.size() > kMaxKernels) {
     for (size_t i = 0; i < launches_.size(); ++i) launch_now(launches_[i], params(i), stream_);
     return;
@@ -102,7 +95,7 @@ void LaunchGroup::end() {
   built.graph.launch(stream_);
 }
 
-// A node that is set is sent again with the launch, even with the same parameters: 1.4 us.
+// A node that is set is sent to the GPU again with the launch, even if its parameters are the same.
 void LaunchGroup::set_changed(Built& built) {
   for (size_t i = 0; i < launches_.size(); ++i) {
     const size_t end = i + 1 < params_.size() ? params_[i + 1] : bytes_.size();

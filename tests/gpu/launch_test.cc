@@ -35,13 +35,18 @@ class LaunchGroups : public test::GpuKernelTest<::testing::Test> {
     owned = std::make_unique<gpu::OwnedStream>();
   }
   // Sets the first `bad` of `count` values to NaN, then counts them.
-  void enqueue(int64_t bad, int64_t count, Stream to) {
+  void enqueue(int64_t bad, int64_t count, gpu::Launcher to) {
     const float nan = std::numeric_limits<float>::quiet_NaN();
     noise.launch({8}, NoiseParams{values.data(), count, count, count, 1, 0, 1}, to);
     noise.launch({8}, NoiseParams{values.data(), bad, count, count, 1, nan, 1}, to);
     not_finite.launch({8}, NotFiniteParams{values.data(), count, found.data<uint64_t>()}, to);
   }
   Stream stream() const { return owned->get(); }
+  template <typename Work>
+  void submit(Stream to, Work&& work) {
+    work(group.collect(to));
+    group.launch();
+  }
   uint64_t counted() {
     const uint64_t all = to_host<uint64_t>(found, 1)[0];
     const uint64_t more = all - before;
@@ -60,7 +65,7 @@ TEST_F(LaunchGroups, RunInOrderWithTheParametersOfEachCall) {
   for (const int64_t bad : {3, 1000, 0, 77777}) {
     for (const int64_t count : {kCount, kCount / 2}) {
       for (int turn = 0; turn < 2; ++turn) {
-        group.submit(stream(), [&] { enqueue(bad, count, stream()); });
+        submit(stream(), [&](gpu::Launcher to) { enqueue(bad, count, to); });
         gpu::synchronize(stream());
         EXPECT_EQ(counted(), static_cast<uint64_t>(bad));
       }
@@ -68,7 +73,7 @@ TEST_F(LaunchGroups, RunInOrderWithTheParametersOfEachCall) {
   }
   // Many groups in flight, each with parameters of its own.
   for (int64_t bad = 0; bad < 200; ++bad) {
-    group.submit(stream(), [&] { enqueue(bad, kCount, stream()); });
+    submit(stream(), [&](gpu::Launcher to) { enqueue(bad, kCount, to); });
   }
   gpu::synchronize(stream());
   EXPECT_EQ(counted(), 200u * 199 / 2);
@@ -76,10 +81,10 @@ TEST_F(LaunchGroups, RunInOrderWithTheParametersOfEachCall) {
 
 TEST_F(LaunchGroups, OtherKernelsGetAnotherGraph) {
   for (int turn = 0; turn < 3; ++turn) {
-    group.submit(stream(), [&] { enqueue(5, kCount, stream()); });
-    group.submit(stream(), [&] {
-      enqueue(6, kCount, stream());
-      enqueue(7, kCount, stream());
+    submit(stream(), [&](gpu::Launcher to) { enqueue(5, kCount, to); });
+    submit(stream(), [&](gpu::Launcher to) {
+      enqueue(6, kCount, to);
+      enqueue(7, kCount, to);
     });
     gpu::synchronize(stream());
     EXPECT_EQ(counted(), 18u);
@@ -94,10 +99,10 @@ TEST_F(LaunchGroups, TakeGridsOfEachCall) {
   for (const uint32_t blocks : {1u, 40u, 40u, 3u}) {
     for (const int64_t count : {kCount, int64_t{1000}, int64_t{1000}}) {
       for (const int kernels : {2, 1}) {
-        group.submit(stream(), [&] {
+        submit(stream(), [&](gpu::Launcher to) {
           for (int i = 0; i < kernels; ++i) {
-            not_finite.launch(
-                {blocks}, NotFiniteParams{values.data(), count, found.data<uint64_t>()}, stream());
+            not_finite.launch({blocks},
+                              NotFiniteParams{values.data(), count, found.data<uint64_t>()}, to);
           }
         });
         gpu::synchronize(stream());
@@ -108,22 +113,22 @@ TEST_F(LaunchGroups, TakeGridsOfEachCall) {
 }
 
 TEST_F(LaunchGroups, FailedWorkEnqueuesNothing) {
-  EXPECT_THROW(group.submit(stream(),
-                            [&] {
-                              enqueue(5, kCount, stream());
-                              throw std::runtime_error("refused");
-                            }),
+  EXPECT_THROW(submit(stream(),
+                      [&](gpu::Launcher to) {
+                        enqueue(5, kCount, to);
+                        throw std::runtime_error("refused");
+                      }),
                std::runtime_error);
   gpu::synchronize(stream());
   EXPECT_EQ(counted(), 0u);
-  group.submit(stream(), [&] { enqueue(9, kCount, stream()); });
+  submit(stream(), [&](gpu::Launcher to) { enqueue(9, kCount, to); });
   gpu::synchronize(stream());
   EXPECT_EQ(counted(), 9u);
 }
 
 TEST_F(LaunchGroups, BecomePartOfACapture) {
   const gpu::Graph graph = gpu::Graph::capture(stream(), [&](Stream captured) {
-    group.submit(captured, [&] { enqueue(11, kCount, captured); });
+    submit(captured, [&](gpu::Launcher to) { enqueue(11, kCount, to); });
   });
   for (int turn = 0; turn < 2; ++turn) {
     graph.launch(stream());

@@ -328,20 +328,20 @@ TEST_P(MlaBackend, FormsAreThoseOfTheCostModel) {
 TEST_P(MlaBackend, ChunksOfContextAddUp) {
   struct Split {
     bool split;
-    std::optional<MlaPrefillRoom> room;
+    std::optional<UpProjectedRoom> room;
     bool fp8_rows = false;
   };
-  for (const auto& [split, room, fp8_rows] : {Split{false, MlaPrefillRoom{504, 3 * 504}},
-                                              {true, MlaPrefillRoom{504, 3 * 504}},
-                                              {true, MlaPrefillRoom{504, 504}},
-                                              {false, MlaPrefillRoom{8300, 3 * 8300}},
-                                              {true, MlaPrefillRoom{8300, 3 * 8300}},
-                                              {false, MlaPrefillRoom{8300, 8300}},
+  for (const auto& [split, room, fp8_rows] : {Split{false, UpProjectedRoom{504, 3 * 504}},
+                                              {true, UpProjectedRoom{504, 3 * 504}},
+                                              {true, UpProjectedRoom{504, 504}},
+                                              {false, UpProjectedRoom{8300, 3 * 8300}},
+                                              {true, UpProjectedRoom{8300, 3 * 8300}},
+                                              {false, UpProjectedRoom{8300, 8300}},
                                               {false, {}},
-                                              {false, MlaPrefillRoom{8400, 8400}},
-                                              {true, MlaPrefillRoom{8400, 8400}},
-                                              {true, MlaPrefillRoom{504, 504}, true},
-                                              {false, MlaPrefillRoom{8400, 8400}, true}}) {
+                                              {false, UpProjectedRoom{8400, 8400}},
+                                              {true, UpProjectedRoom{8400, 8400}},
+                                              {true, UpProjectedRoom{504, 504}, true},
+                                              {false, UpProjectedRoom{8400, 8400}, true}}) {
     test::AttentionCase test = test::mla_case(split ? "split_q_strided" : "joined", 3);
     test.spec.mla.nope_dim = test.spec.mla.v_dim = 128;
     test.spec.scores.softmax_scale = 0;
@@ -361,8 +361,8 @@ TEST_P(MlaBackend, ChunksOfContextAddUp) {
       return make_mla_backend(*GetParam(), context, room);
     };
     // The maximum that the batch can have.
-    const MlaPrefillRoom usual = mla_prefill_room(*GetParam(), test.spec, test.cache.dtype,
-                                                  context_->info(), test::limits_of(test));
+    const UpProjectedRoom usual = up_projected_room(*GetParam(), test.spec, test.cache.dtype,
+                                                    context_->info(), test::limits_of(test));
     EXPECT_EQ(usual.rows, 8400);
     EXPECT_EQ(usual.head_rows, 3 * 8400);
     const test::CaseData data = make_data(test);

@@ -20,7 +20,7 @@ namespace fovea {
 namespace {
 
 // Returns the backend with this much room for up-projected keys and values.
-BackendEntry with_room(const MlaKernels& kernels, const std::optional<MlaPrefillRoom>& room) {
+BackendEntry with_room(const MlaKernels& kernels, const std::optional<UpProjectedRoom>& room) {
   BackendEntry entry = *BackendRegistry::builtin().find(kernels.name);
   entry.workspace_bytes = [&kernels, room](const BackendRequest& request) {
     return mla_workspace_bytes(kernels, request.spec, request.cache, request.device, request.limits,
@@ -48,7 +48,7 @@ class MlaBudget : public ::testing::TestWithParam<const MlaKernels*> {
 // One head after another, and two at a time: absorbed, up-projected at once and in chunks, and
 // captured.
 TEST_P(MlaBudget, PassesBeyondTheBudgetAreCut) {
-  for (const auto& room : {std::optional<MlaPrefillRoom>(), {MlaPrefillRoom{504, 504}}}) {
+  for (const auto& room : {std::optional<UpProjectedRoom>(), {UpProjectedRoom{504, 504}}}) {
     for (const bool split : {false, true}) {
       test::AttentionCase test = test::mla_case(split ? "split_q_strided" : "joined", 4);
       test.spec.mla.nope_dim = test.spec.mla.v_dim = 128;

@@ -348,15 +348,19 @@ TEST_P(MlaDecodeTest, MatchesFp64) {
   std::vector<uint16_t> got;
   // If `early`, the kernel may read the keys of earlier passes before the preceding kernel ends.
   for (const bool early : {false, true}) {
-    decode.plan(batch, {problem.max_q_len, c.max_kv_len, early}, {}, nullptr);
-    decode.decode(tensors, nullptr);
+    batch.max_q_len = problem.max_q_len;
+    PlanQueue plans({});
+    decode.plan({.batch = batch, .keys = {.prefix_written = early, .max_kv_len = c.max_kv_len}},
+                plans);
+    plans.launch(nullptr, nullptr);
+    decode.attend(tensors, nullptr);
     const auto first = to_host<uint16_t>(out, rows * c.rank);
     if (!early) got = first;
     EXPECT_EQ(first, got) << "a second plan changed the bits";
     // In emulation, five launches of a case give late keys other execution orders.
-    if (early) decode.decode(tensors, nullptr);
+    if (early) decode.attend(tensors, nullptr);
     const gpu::DeviceBuffer stored = store_late(problem, cache);
-    decode.decode(tensors, nullptr);
+    decode.attend(tensors, nullptr);
     EXPECT_EQ(to_host<uint16_t>(out, rows * c.rank), got)
         << "a second run changed the bits, early: " << early;
   }

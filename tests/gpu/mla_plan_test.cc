@@ -13,7 +13,7 @@
 #include "core/rounding.h"
 #include "gpu/planner_batches.h"
 #include "kernels/cuda/common/mla_params.h"
-#include "kernels/cuda/common/plan_launch.h"
+#include "kernels/cuda/common/plan_kernel_params.h"
 
 namespace fovea::kernels::cuda {
 namespace {
@@ -144,7 +144,7 @@ void MlaPlanners::expect_plan(const PlanCase& test) {
   plan.whole_tiles = test.whole_tiles;
   plan.joins = test.joins;
   load("portable/mla_plan", {std::to_string(test.row_tile)})
-      .launch({1}, PlanLaunch<MlaPlanParams>{plan, {}, 0}, nullptr);
+      .launch({1}, PlanKernelParams<MlaPlanParams>{plan, {}, 0}, nullptr);
 
   const int64_t share = ceil_div(cost, int64_t{test.workers});
   const bool any_balance = test.whole_tiles || test.cluster > 1;

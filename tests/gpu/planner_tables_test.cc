@@ -13,8 +13,8 @@
 #include "attention/prefix_levels.h"
 #include "gpu/gpu.h"
 #include "gpu/planner_batches.h"
-#include "kernels/cuda/common/pass_plan_params.h"
-#include "kernels/cuda/common/plan_launch.h"
+#include "kernels/cuda/common/joint_plan_params.h"
+#include "kernels/cuda/common/plan_kernel_params.h"
 #include "kernels/cuda/common/prefill_params.h"
 #include "kernels/cuda/common/prefix_params.h"
 
@@ -50,24 +50,24 @@ TEST_P(Planners, PageTableIsThatOfTheTokens) {
     const Guarded<int32_t> given_device(given);
     const int32_t stride = (longest + kTableKeys) / page_size + 1;
     const Guarded<int32_t> table(requests * static_cast<size_t>(stride));
-    PlanLaunch<PrefillOrderParams> launch{{.batch = params,
-                                           .order = order.data(),
-                                           .tiles = tiles.data(),
-                                           .tokens_per_tile = 1,
-                                           .heads_shift = 0,
-                                           .token_bytes = 512},
-                                          {{.given = given_device.data(),
-                                            .given_stride = longest + 1,
-                                            .given_end = end,
-                                            .gives_pages = pages,
-                                            .request_rows = rows_device.data(),
-                                            .kv_lens = params.kv_lens,
-                                            .slot_map = mapped ? map_device.data() : nullptr,
-                                            .page_table = table.data(),
-                                            .page_table_stride = stride,
-                                            .requests = params.requests,
-                                            .page_size = page_size}},
-                                          blocks};
+    PlanKernelParams<PrefillOrderParams> launch{{.batch = params,
+                                                 .order = order.data(),
+                                                 .tiles = tiles.data(),
+                                                 .tokens_per_tile = 1,
+                                                 .heads_shift = 0,
+                                                 .token_bytes = 512},
+                                                {{.given = given_device.data(),
+                                                  .given_stride = longest + 1,
+                                                  .given_end = end,
+                                                  .gives_pages = pages,
+                                                  .request_rows = rows_device.data(),
+                                                  .kv_lens = params.kv_lens,
+                                                  .slot_map = mapped ? map_device.data() : nullptr,
+                                                  .page_table = table.data(),
+                                                  .page_table_stride = stride,
+                                                  .requests = params.requests,
+                                                  .page_size = page_size}},
+                                                blocks};
     plan.launch({1 + static_cast<uint32_t>(blocks)}, launch, nullptr);
     std::vector<int32_t> want(table.read().size(), kUntouched);
     for (size_t i = 0; i < requests; ++i) {
@@ -160,7 +160,7 @@ TEST_P(Planners, PrefixGroupsAreThoseOfTheHost) {
     }
     prefixes.first_keys = take(requests);
     prefixes.scratch = take(kMaxPlanBlocks * requests * kPrefixScratch);
-    launch(PlanCompany{.prefixes = prefixes});
+    launch(PlanTasks{.prefixes = prefixes});
     for (size_t level = 0; level < kPrefixLevels; ++level) {
       SCOPED_TRACE(level);
       const auto found = std::span(device).subspan(4 * level, 4);
@@ -176,26 +176,27 @@ TEST_P(Planners, PrefixGroupsAreThoseOfTheHost) {
   };
   BatchParams nobody{};
   nobody.q_heads = nobody.kv_heads = 1;
-  finds([&](const PlanCompany& company) {
+  finds([&](const PlanTasks& tasks) {
     load("portable/plan", {"16"})
-        .launch({}, PlanLaunch<PlanParams>{{.batch = nobody}, company, 0}, nullptr);
+        .launch({}, PlanKernelParams<PlanParams>{{.batch = nobody}, tasks, 0}, nullptr);
   });
-  finds([&](PlanCompany company) {
-    company.level_bytes = 64;  // a block per level, each writes its own
+  finds([&](PlanTasks tasks) {
+    tasks.level_bytes = 64;  // a block per level, each writes its own
     load("portable/plan", {"128"})
-        .launch({kPrefixLevels}, PlanLaunch<PlanParams>{{.batch = nobody}, company, 0}, nullptr);
+        .launch({kPrefixLevels}, PlanKernelParams<PlanParams>{{.batch = nobody}, tasks, 0},
+                nullptr);
   });
   const Guarded<PrefillOrder> order(size_t{1});
-  finds([&](PlanCompany company) {
-    company.level_bytes = 64;
-    load("sm90/pass_plan", {"16", "4"})
+  finds([&](PlanTasks tasks) {
+    tasks.level_bytes = 64;
+    load("sm90/joint_plan", {"16", "4"})
         .launch(
             {1 + kPrefixLevels},
-            PassPlanParams{.order = {.batch = nobody, .order = order.data(), .tokens_per_tile = 1},
-                           .groups = {.batch = nobody},
-                           .company = company,
-                           .order_blocks = 1,
-                           .group_rows = 128},
+            JointPlanParams{.order = {.batch = nobody, .order = order.data(), .tokens_per_tile = 1},
+                            .groups = {.batch = nobody},
+                            .tasks = tasks,
+                            .order_blocks = 1,
+                            .group_rows = 128},
             nullptr);
   });
 }

@@ -13,8 +13,8 @@
 
 #include "gpu/planner_batches.h"
 #include "kernels/cuda/common/decode_params.h"
-#include "kernels/cuda/common/pass_plan_params.h"
-#include "kernels/cuda/common/plan_launch.h"
+#include "kernels/cuda/common/joint_plan_params.h"
+#include "kernels/cuda/common/plan_kernel_params.h"
 #include "kernels/cuda/common/prefill_params.h"
 
 namespace fovea::kernels::cuda {
@@ -106,14 +106,14 @@ TEST_P(Planners, DecodeCoversEveryKeyOnceInEqualRanges) {
     list.list.tickets = tickets.data();
     list.list.ctas = ctas;
     list.list.max_heads = 2;
-    list.list.least_units = 1;
-    list.least_ctas = (ctas + 1) / 2;
+    list.list.min_units = 1;
+    list.min_ctas = (ctas + 1) / 2;
     list.pairs_per_unit = 100;
     if (batch().max_planned_q_len > 0) {
-      const PassPlanParams pass{.decode = list, .decode_blocks = 4, .decode_rows = kRowTile};
-      load("sm90/pass_plan", {"16", "4"}).launch({4}, pass, nullptr);
+      const JointPlanParams pass{.decode = list, .decode_blocks = 4, .decode_rows = kRowTile};
+      load("sm90/joint_plan", {"16", "4"}).launch({4}, pass, nullptr);
     } else {
-      plan.launch({4}, PlanLaunch<DecodePlanParams>{list, {}, 0}, nullptr);
+      plan.launch({4}, PlanKernelParams<DecodePlanParams>{list, {}, 0}, nullptr);
     }
 
     DecodeParts found = listed_parts(items.read(), ranges.read());
@@ -145,7 +145,7 @@ TEST_P(Planners, DecodeCoversEveryKeyOnceInEqualRanges) {
     // The cuts are equal. A CTA may fall into the overhead of an item, and the plan may use fewer
     // CTAs than there are, to keep tiles whole or to leave SMs to the concurrent kernel.
     EXPECT_LE(std::ranges::max(found.loads), (line + live - 1) / live);
-    const int32_t expected = batch().max_planned_q_len > 0 ? list.least_ctas : ctas;
+    const int32_t expected = batch().max_planned_q_len > 0 ? list.min_ctas : ctas;
     EXPECT_GE(2 * (kOverhead + 1) * live, std::min<int64_t>(expected, line / 8));
     for (const int32_t part : found.slots) EXPECT_EQ(tickets.read()[static_cast<size_t>(part)], 0);
   }
@@ -175,10 +175,10 @@ TEST_P(Planners, DecodePutsThePartsOfSimilarTilesIntoClusters) {
                  .tickets = tickets.data(),
                  .ctas = ctas,
                  .max_heads = 2,
-                 .least_units = kLeastUnits,
+                 .min_units = kLeastUnits,
                  .cluster = cluster,
                  .cluster_part_units = kPartUnits};
-    plan.launch({4}, PlanLaunch<DecodePlanParams>{list, {}, 0}, nullptr);
+    plan.launch({4}, PlanKernelParams<DecodePlanParams>{list, {}, 0}, nullptr);
 
     int32_t busy = 0;
     bool in_clusters = false;
@@ -231,15 +231,15 @@ TEST_P(Planners, PrefillTakesEveryTileOnceTheHeaviestOfASectionFirst) {
   const Guarded<PrefillOrder> order(size_t{1});
   const Kernel plan = load("sm90/prefill_order", {"256", "whole"});
   plan.launch({},
-              PlanLaunch<PrefillOrderParams>{{.batch = params,
-                                              .order = order.data(),
-                                              .tiles = tiles.data(),
-                                              .tokens_per_tile = kTokens,
-                                              .heads_shift = kHeadsShift,
-                                              .token_bytes = kTokenBytes,
-                                              .blocks = kBlocks},
-                                             {},
-                                             0},
+              PlanKernelParams<PrefillOrderParams>{{.batch = params,
+                                                    .order = order.data(),
+                                                    .tiles = tiles.data(),
+                                                    .tokens_per_tile = kTokens,
+                                                    .heads_shift = kHeadsShift,
+                                                    .token_bytes = kTokenBytes,
+                                                    .blocks = kBlocks},
+                                                   {},
+                                                   0},
               nullptr);
   const PrefillOrder found = order.read().front();
   EXPECT_EQ(found.tile_count, static_cast<int32_t>(want.size()));
@@ -295,7 +295,7 @@ TEST_P(Planners, PrefillCutsTilesOfFewRowsIntoSegments) {
   const Guarded<int32_t> stored(requests * static_cast<size_t>(params.q_heads));
   const Kernel plan = load("sm90/prefill_order", {"256", "cut"});
   plan.launch({},
-              PlanLaunch<PrefillOrderParams>{
+              PlanKernelParams<PrefillOrderParams>{
                   {.batch = params,
                    .order = order.data(),
                    .tiles = tiles.data(),

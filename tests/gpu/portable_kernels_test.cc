@@ -14,7 +14,7 @@
 #include "gpu/gpu.h"
 #include "gpu/portable_kernel_cases.h"
 #include "kernels/cuda/attention_kernel.h"
-#include "kernels/cuda/common/plan_launch.h"
+#include "kernels/cuda/common/plan_kernel_params.h"
 #include "kernels/cuda/portable/merge/launch.h"
 #include "support/device_array.h"
 #include "support/expect_close.h"
@@ -231,7 +231,7 @@ TEST_P(PortableKernels, MatchFp64) {
       .launch({static_cast<uint32_t>((batch.all_keys * c.kv_heads + 7) / 8)}, device.write(),
               nullptr);
   const AttentionParams params = device.attention();
-  const PlanLaunch<PlanParams> plan{{params.batch, params.work, 0}, {device.table()}, 3};
+  const PlanKernelParams<PlanParams> plan{{params.batch, params.work, 0}, {device.table()}, 3};
   load("portable/plan", {std::to_string(tile)}).launch({4}, plan, nullptr);
   attention.launch({static_cast<uint32_t>(ctas)}, params, nullptr);
   Merge(merge_variant(tile, DType::bf16, context->info().sm), *store).run(params, nullptr);

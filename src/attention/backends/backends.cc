@@ -13,7 +13,7 @@ std::vector<BackendEntry> builtin_backends() {
   list.push_back(linear_backend());
   list.push_back(reference_backend());
   for (BackendEntry& entry : missing_gpu_backends()) list.push_back(std::move(entry));
-  for (BackendEntry& entry : foreign_backends()) list.push_back(std::move(entry));
+  for (BackendEntry& entry : unported_backends()) list.push_back(std::move(entry));
   return list;
 }
 

@@ -34,6 +34,6 @@ const HostKernels& reference_kernels();
 
 // Known names without code in this build: GPU roles, other vendors and compositions.
 std::vector<BackendEntry> missing_gpu_backends();
-std::vector<BackendEntry> foreign_backends();
+std::vector<BackendEntry> unported_backends();
 
 }  // namespace fovea

@@ -11,6 +11,8 @@ const CudaKernels& flash_kernels() {
                                       .prefill = &kernels::cuda::hopper_prefill(),
                                       .decode = &kernels::cuda::hopper_decode(),
                                       .groups = &kernels::cuda::hopper_groups(),
+                                      .max_decode_rows = kernels::cuda::hopper_max_decode_rows,
+                                      .describe = kernels::cuda::describe_hopper_decode,
                                       .plans_jointly = true,
                                       .fp8_products = true};
   return kernels;

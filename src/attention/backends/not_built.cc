@@ -51,7 +51,7 @@ BackendEntry gpu_row(GpuRow row) {
                      can);
 }
 
-BackendEntry foreign_row(const char* name, std::vector<std::string> aliases, const char* reason) {
+BackendEntry unported_row(const char* name, std::vector<std::string> aliases, const char* reason) {
   return unavailable(
       {.name = name, .role = reason, .aliases = std::move(aliases), .why_not_built = reason});
 }
@@ -74,19 +74,19 @@ std::vector<BackendEntry> missing_gpu_backends() {
   return entries;
 }
 
-std::vector<BackendEntry> foreign_backends() {
+std::vector<BackendEntry> unported_backends() {
   return {
-      foreign_row("hybrid", {"hybrid_attn", "hybrid_linear_attn"},
-                  "a composition, not a backend: choose backends per phase or per layer"),
-      foreign_row("aiter", {"rocm_aiter_fa", "rocm_attn", "rocm_aiter_mla"},
-                  "AMD GPUs are not supported"),
-      foreign_row("wave", {}, "AMD GPUs are not supported"),
-      foreign_row("ascend", {}, "Ascend processors are not supported"),
-      foreign_row("intel_xpu", {"xpu"}, "Intel GPUs are not supported"),
-      foreign_row("dual_chunk", {"dual_chunk_flash_attn"},
-                  "a rule of scores, not a backend: give the layers dual_chunk; on a CPU only"),
-      foreign_row("tree_attn", {}, "a mask, not a backend: give the layers mask tree"),
-      foreign_row("turboquant", {}, "rotated low-bit caches are not supported"),
+      unported_row("hybrid", {"hybrid_attn", "hybrid_linear_attn"},
+                   "a composition, not a backend: choose backends per phase or per layer"),
+      unported_row("aiter", {"rocm_aiter_fa", "rocm_attn", "rocm_aiter_mla"},
+                   "AMD GPUs are not supported"),
+      unported_row("wave", {}, "AMD GPUs are not supported"),
+      unported_row("ascend", {}, "Ascend processors are not supported"),
+      unported_row("intel_xpu", {"xpu"}, "Intel GPUs are not supported"),
+      unported_row("dual_chunk", {"dual_chunk_flash_attn"},
+                   "a rule of scores, not a backend: give the layers dual_chunk; on a CPU only"),
+      unported_row("tree_attn", {}, "a mask, not a backend: give the layers mask tree"),
+      unported_row("turboquant", {}, "rotated low-bit caches are not supported"),
   };
 }
 

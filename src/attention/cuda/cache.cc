@@ -48,7 +48,7 @@ cuda::TableWriteParams CudaCache::page_table(const BatchView& batch, const int32
 }
 
 void CudaCache::store(const LayerTensors& tensors, cuda::KvWriteParams layer,
-                      const BatchView& batch, Stream stream) const {
+                      const BatchView& batch, gpu::Launcher launcher) const {
   layer.k = stores(tensors) ? tensors.k.data : nullptr;
   layer.v = tensors.v.data;
   layer.k_token_stride = tensors.k.token_stride;
@@ -68,7 +68,7 @@ void CudaCache::store(const LayerTensors& tensors, cuda::KvWriteParams layer,
     layer.q_head_stride = tensors.q.head_stride;
     layer.q_heads = tensors.q ? spec_.q_heads : 0;
   }
-  kv_write_.run(layer, batch.tokens, stream);
+  kv_write_.run(layer, batch.tokens, launcher);
 }
 
 }  // namespace fovea

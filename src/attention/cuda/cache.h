@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The cache side of a GPU backend's pass: page tables and writes, the same for every kind of
-// softmax attention.
+// Page tables and cache writes of a pass on a GPU, the same for every kind of softmax attention.
 #pragma once
 
 #include "attention/cuda/layer.h"
 #include "core/workspace_carver.h"
 #include "fovea/attention_backend.h"
-#include "kernels/cuda/common/plan_launch.h"
+#include "kernels/cuda/common/plan_kernel_params.h"
 #include "kernels/cuda/portable/kv_write/launch.h"
 
 namespace fovea {
@@ -26,13 +25,14 @@ class CudaCache {
   // Room for the page table of any batch within the limits.
   static CudaPages carve(WorkspaceCarver& workspace, const AttentionSpec& spec, int32_t page_size,
                          const BatchLimits& limits);
-  // What a plan's launch needs to write the rows of `batch`, of layers with `kv_lens` keys.
+  // Returns the parameters with which a plan's launch writes the page table of `batch`, whose
+  // requests have `kv_lens` keys.
   kernels::cuda::TableWriteParams page_table(const BatchView& batch, const int32_t* kv_lens,
                                              const CudaPages& pages) const;
-  // Enqueues the write of a layer's new k and v, where there are any to store, and with has_rope
-  // the rotation of q. `layer` is the layer's part of the parameters.
+  // Launches the kernel that stores a layer's new k and v, if it has any, and rotates q if the spec
+  // has_rope. `layer` holds the layer's own parameters.
   void store(const LayerTensors& tensors, kernels::cuda::KvWriteParams layer,
-             const BatchView& batch, Stream stream) const;
+             const BatchView& batch, gpu::Launcher launcher) const;
 
  private:
   AttentionSpec spec_;

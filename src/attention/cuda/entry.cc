@@ -59,7 +59,7 @@ void check_rows(const BackendRequest& request, std::vector<Reason>& reasons) {
   append_limit_reasons(request.limits, reasons);
 }
 
-constexpr int32_t kMaxFp8HeadDim = 128;  // of fp8 products
+constexpr int32_t kMaxFp8HeadDim = 128;  // limit of fp8 products
 
 void check_fp8_products(const BackendRequest& request, std::vector<Reason>& reasons) {
   if (!is_fp8(request.spec.q_dtype)) return;
@@ -77,7 +77,7 @@ void check_fp8_products(const BackendRequest& request, std::vector<Reason>& reas
   }
 }
 
-// Whether every kernel can be had.
+// Appends a reason for every kernel that can neither be found nor compiled.
 void check_kernels(const CudaKernels& kernels, const BackendRequest& request,
                    std::vector<Reason>& reasons) {
   const cuda::AttentionSetup setup = setup_of(request);
@@ -97,7 +97,7 @@ void check_kernels(const CudaKernels& kernels, const BackendRequest& request,
     const auto prefixes = prefix_variants(request.spec, setup.sm);
     needed.insert(needed.end(), prefixes.begin(), prefixes.end());
   }
-  if (kernels.plans_jointly) needed.push_back(cuda::pass_plan_variant(setup.sm));
+  if (kernels.plans_jointly) needed.push_back(cuda::joint_plan_variant(setup.sm));
   if (uses_kv_cache(request.spec)) {
     needed.push_back(kv_write_variant(request.spec, request.cache, setup.sm));
   }
@@ -153,8 +153,12 @@ BackendEntry cuda_entry(BackendEntry entry, const CudaKernels& kernels,
   entry.create = [&kernels](const BackendContext& context) {
     return make_cuda_backend(kernels, context);
   };
-  entry.notes = [](const BackendRequest& request) {
-    return describe_prefix_levels(request.spec, request.limits);
+  entry.notes = [&kernels](const BackendRequest& request) {
+    std::string text = describe_prefix_levels(request.spec, request.limits);
+    if (kernels.describe == nullptr || request.spec.batch_invariant) return text;
+    const std::string choices = kernels.describe(setup_of(request), request.limits);
+    if (!text.empty() && !choices.empty()) text += "; ";
+    return text + choices;
   };
   return guarded(std::move(entry));
 }

@@ -12,17 +12,17 @@
 
 namespace fovea {
 
-// Everything the kernels' parameters can express; a row adds its architectures and head dims, and
-// may take something away.
+// Returns everything that the kernels' parameters can express. A row adds its architectures and
+// head dims, and may remove features.
 Capability cuda_capability();
 
-// The reasons against kernels that can neither be found nor compiled.
+// Appends a reason for every kernel that can neither be found nor compiled.
 void append_missing_kernels(std::span<const gpu::KernelVariant> needed,
                             std::vector<Reason>& reasons);
-// What every GPU backend bounds: rows of a grid.
+// Appends the reasons against limits that exceed the rows of a grid.
 void append_limit_reasons(const BatchLimits& limits, std::vector<Reason>& reasons);
 
-// Fills reject, workspace_bytes, create and graphs of `entry`. kernels outlives the entry.
+// Fills in reject, workspace_bytes, create and graphs of `entry`. kernels must outlive the entry.
 BackendEntry cuda_entry(BackendEntry entry, const CudaKernels& kernels,
                         const Capability& capability);
 

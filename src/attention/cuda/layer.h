@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One layer of a pool as the GPU kernels take it, prepared when a backend is built.
+// A layer of a pool in the form that GPU kernels take, prepared when a backend is built.
 #pragma once
 
 #include "fovea/attention_backend.h"
@@ -13,16 +13,17 @@ struct CudaLayer {
   kernels::cuda::KvWriteParams write{};  // without the pass's tensors
 };
 
-// Error{invalid_argument} where a lent pool's rows are not 16-byte aligned.
+// Throws Error{invalid_argument} if a lent pool's rows are not 16-byte aligned.
 CudaLayer cuda_layer(const KvLayerView& view, const KvPool& pool);
 
-// Packed scopes: the keys are the layer's own k and v.
+// Returns the keys of packed scopes: the layer's own k and v.
 kernels::cuda::KeyParams packed_keys(const LayerTensors& tensors, const BatchView& batch);
 
-// Error{invalid_argument} naming a tensor whose address or strides are no multiple of 16 bytes.
+// Throws Error{invalid_argument} that names a tensor whose address or strides are not multiples of
+// 16 bytes.
 void validate_alignment(const LayerTensors& tensors);
 
-// The kernel that stores new k and v, the same for every family.
+// Returns the kernel that stores new k and v, the same for every family.
 gpu::KernelVariant kv_write_variant(const AttentionSpec& spec, const KvCacheSpec& cache, int sm);
 
 }  // namespace fovea

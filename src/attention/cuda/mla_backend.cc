@@ -6,15 +6,12 @@
 #include <utility>
 #include <vector>
 
+#include "attention/cuda/backend_base.h"
 #include "attention/cuda/mla_cut.h"
 #include "attention/cuda/mla_layer.h"
 #include "attention/mla_forms.h"
 #include "attention/row_views.h"
-#include "attention/validate/batch.h"
 #include "attention/validate/layer.h"
-#include "attention/validate/pool.h"
-#include "attention/validate/spec.h"
-#include "attention/workspace.h"
 #include "core/check.h"
 #include "kernels/cuda/head_gemm.h"
 #include "kernels/cuda/store.h"
@@ -24,85 +21,75 @@ namespace {
 
 namespace cuda = kernels::cuda;
 
-// New tokens of a request whose positions a window can be measured on: a bit each, as of drafts.
+// New tokens of a request for which a window can be measured on given positions: a bit each.
 constexpr int32_t kMaxPlaced = 64;
 
-class MlaBackend final : public AttentionBackend {
+class MlaBackend final : public CudaBackendBase {
  public:
   MlaBackend(const MlaKernels& kernels, const BackendContext& context,
-             const std::optional<MlaPrefillRoom>& room);
-  ~MlaBackend() override { context_.bind_to_free(); }
-
-  std::string_view name() const override { return setup_.kernels->name; }
-  Device device() const override { return context_.info().device(); }
-  const KvPool* kv() const override { return pool_; }
-  size_t workspace_bytes(const BatchLimits& limits) const override;
-  void reserve(const BatchLimits& limits, std::span<std::byte> workspace) override;
-  void plan(const BatchView& batch, Stream stream) override;
-  void forward(const LayerTensors& layer, Stream stream) override;
+             const std::optional<UpProjectedRoom>& room);
+  ~MlaBackend() override { free_graphs(); }
 
  private:
   struct Layer {
     cuda::KvWriteParams write{};
     cuda::MlaDecodeTensors cache;
   };
+  // How a workspace keeps to its budget, with the kernels for fewer heads that it needs.
+  struct Reserved {
+    MlaCut cut;
+    std::vector<cuda::MlaDecode> decodes;  // for cut.heads, if these are not all heads
+  };
 
-  const AttentionSpec& spec() const { return setup_.spec; }
+  size_t count_bytes(const BatchLimits& limits) const override;
+  void prepare(const BatchLimits& limits) override;
+  void carve(WorkspaceCarver& workspace, const BatchLimits& limits) override;
+  void check_layer(const LayerTensors& tensors) const override;
+  void plan_batch(const BatchView& batch, gpu::Launcher launcher) override;
+  void run_layer(const LayerTensors& tensors, gpu::Launcher launcher) override;
+
   int64_t latent_values() const { return int64_t{heads_} * spec().mla.kv_lora_rank; }
   int32_t max_q_len(const BatchView& batch) const;
-  void load_decodes(int32_t heads, std::vector<cuda::MlaDecode>& decodes) const;
-  void launch_heads(const LayerTensors& tensors, const Layer& layer, Stream stream);
-  void launch_layer(const LayerTensors& tensors, Stream stream);
-  void attend(const LayerTensors& tensors, cuda::MlaDecodeTensors attention, Stream stream) const;
-  void multiply(const cuda::HeadGemm& gemm, cuda::HeadGemmParams params, Stream stream) const;
-  void absorb(const LayerTensors& tensors, Stream stream) const;
-  void project(const LayerTensors& tensors, Stream stream) const;
+  std::vector<cuda::MlaDecode> load_decodes(int32_t heads) const;
+  cuda::MaskParams mask_params(const BatchView& batch) const;
+  MlaFormBounds bound_forms(const BatchView& batch) const;
+  cuda::MlaDecode& choose_decode(int32_t max_q_len);
+  void run_heads(const LayerTensors& tensors, const Layer& layer, gpu::Launcher launcher);
+  void attend(const LayerTensors& tensors, cuda::MlaDecodeTensors attention,
+              gpu::Launcher launcher) const;
+  void multiply(const cuda::HeadGemm& gemm, cuda::HeadGemmParams params,
+                gpu::Launcher launcher) const;
+  void absorb(const LayerTensors& tensors, gpu::Launcher launcher) const;
+  void project(const LayerTensors& tensors, gpu::Launcher launcher) const;
 
-  gpu::Context context_;
-  const KvPool* pool_;
   MlaSetup setup_;
-  BatchRules rules_;
-  CudaCache cache_;
   std::vector<cuda::MlaDecode> decodes_;        // as mla_decode_setups()
-  std::vector<cuda::MlaDecode> cut_decodes_;    // the same for cut_.heads, where those are fewer
   cuda::HeadGemm into_latent_, out_of_latent_;  // with weights
-  std::optional<MlaPrefill> prefill_;           // where the spec allows it
+  std::optional<CudaUpProjectedMla> prefill_;   // where the spec allows it
   std::vector<Layer> layers_;
-  WorkspaceMemory own_memory_;
-  MlaCut cut_;
+  Reserved reserved_, prepared_;
   MlaDeviceBuffers buffers_;
-  bool reserved_ = false;
-  bool planned_ = false;
-  BatchView batch_;
-  // Of the planned batch.
+  // The planned batch:
   const cuda::MlaDecode* active_ = nullptr;
-  int32_t heads_ = 0;                           // that are computed at a time
-  bool up_projects_ = false, absorbs_ = false;  // some requests, perhaps
-  gpu::LaunchGroup plan_launches_;
-  std::vector<gpu::LaunchGroup> layer_launches_;  // of each layer
+  int32_t heads_ = 0;         // computed at a time
+  bool up_projects_ = false;  // some requests may be up-projected
+  bool absorbs_ = false;      // some requests may be absorbed
 };
 
 MlaBackend::MlaBackend(const MlaKernels& kernels, const BackendContext& context,
-                       const std::optional<MlaPrefillRoom>& room)
-    : context_(context.device.index), pool_(context.kv) {
+                       const std::optional<UpProjectedRoom>& room)
+    : CudaBackendBase(kernels.name, context) {
   setup_.kernels = &kernels;
   setup_.room = room;
-  setup_.spec = context.spec;
-  setup_.device = context_.info();
-  validate_spec(spec());
-  validate_pool(context);
-  const KvPool& pool = *pool_;
-  setup_.cache = pool.spec();
-  rules_.spec = spec();
-  rules_.page_size = setup_.cache.page_size;
+  setup_.spec = spec();
+  setup_.device = device_info();
+  setup_.cache = pool()->spec();
   for (int32_t i = 0; i < setup_.cache.layers; ++i) {
-    const KvLayerView view = pool.layer(i);
-    layers_.push_back({mla_write(view, pool, spec()), mla_cache(view, spec())});
+    const KvLayerView view = pool()->layer(i);
+    layers_.push_back({mla_write(view, *pool(), spec()), mla_cache(view, spec())});
   }
-  layer_launches_.resize(layers_.size());
   gpu::KernelStore& store = cuda::kernel_store();
-  cache_ = CudaCache(spec(), pool, setup_.device.sm, store);
-  load_decodes(spec().q_heads, decodes_);
+  decodes_ = load_decodes(spec().q_heads);
   if (spec().mla.nope_dim > 0) {
     const auto load = [&](cuda::WeightOrder order) {
       return cuda::HeadGemm(mla_weights_setup(order, kernels, spec(), setup_.device), store);
@@ -115,29 +102,29 @@ MlaBackend::MlaBackend(const MlaKernels& kernels, const BackendContext& context,
   }
 }
 
-void MlaBackend::load_decodes(int32_t heads, std::vector<cuda::MlaDecode>& decodes) const {
+std::vector<cuda::MlaDecode> MlaBackend::load_decodes(int32_t heads) const {
+  std::vector<cuda::MlaDecode> decodes;
   for (const cuda::MlaDecodeSetup& decode : setup_.decode(heads)) {
     decodes.emplace_back(decode, cuda::kernel_store());
   }
+  return decodes;
 }
 
-size_t MlaBackend::workspace_bytes(const BatchLimits& limits) const {
-  validate_limits(spec(), limits);
+size_t MlaBackend::count_bytes(const BatchLimits& limits) const {
   return mla_workspace_bytes(*setup_.kernels, spec(), setup_.cache, setup_.device, limits,
                              setup_.room);
 }
 
-void MlaBackend::reserve(const BatchLimits& limits, std::span<std::byte> workspace) {
-  const size_t needed = workspace_bytes(limits);
-  context_.bind();
-  const MlaCut cut = cut_mla(setup_, limits);
-  std::vector<cuda::MlaDecode> cut_decodes;
-  if (cut.heads < spec().q_heads) load_decodes(cut.heads, cut_decodes);
-  WorkspaceCarver carver(own_memory_.given_or_own(workspace, needed, device(), name()).data());
-  cut_ = cut;
-  cut_decodes_ = std::move(cut_decodes);
-  buffers_ = carve_mla(carver, setup_, limits, cut_);
-  for (std::vector<cuda::MlaDecode>* decodes : {&decodes_, &cut_decodes_}) {
+void MlaBackend::prepare(const BatchLimits& limits) {
+  prepared_ = {.cut = cut_mla(setup_, limits), .decodes = {}};
+  const int32_t heads = prepared_.cut.heads;
+  if (heads < spec().q_heads) prepared_.decodes = load_decodes(heads);
+}
+
+void MlaBackend::carve(WorkspaceCarver& workspace, const BatchLimits& limits) {
+  reserved_ = std::move(prepared_);
+  buffers_ = carve_mla(workspace, setup_, limits, reserved_.cut);
+  for (std::vector<cuda::MlaDecode>* decodes : {&decodes_, &reserved_.decodes}) {
     for (cuda::MlaDecode& decode : *decodes) decode.reserve(limits, buffers_.work);
   }
   if (serves_up_projected(spec(), limits)) {
@@ -147,102 +134,99 @@ void MlaBackend::reserve(const BatchLimits& limits, std::span<std::byte> workspa
     layer.cache.page_table = buffers_.pages.table;
     layer.cache.page_table_stride = buffers_.pages.stride;
   }
-  rules_.limits = limits;
-  reserved_ = true;
-  planned_ = false;
+}
+
+void MlaBackend::check_layer(const LayerTensors& tensors) const {
+  validate_mla_layer(tensors, spec());
 }
 
 int32_t MlaBackend::max_q_len(const BatchView& batch) const {
   if (batch.mode == ForwardMode::decode) return 1;
-  return batch.hints.max_q_len > 0 ? batch.hints.max_q_len : rules_.limits.max_q_len;
+  return batch.hints.max_q_len > 0 ? batch.hints.max_q_len : limits().max_q_len;
+}
+
+cuda::MaskParams MlaBackend::mask_params(const BatchView& batch) const {
+  cuda::MaskParams mask{};
+  mask.causal = 1;
+  mask.tree = spec().mask == MaskKind::tree ? batch.masks.tree.ancestors.data() : nullptr;
+  if (spec().window == 0) return mask;
+  check_argument(batch.positions.empty() || max_q_len(batch) <= kMaxPlaced,
+                 "positions are given and max_q_len is {}: with a window of {} at most {}",
+                 max_q_len(batch), spec().window, kMaxPlaced);
+  mask.window = spec().window;
+  mask.positions = batch.positions.data();
+  return mask;
+}
+
+MlaFormBounds MlaBackend::bound_forms(const BatchView& batch) const {
+  const int32_t max_keys =
+      batch.hints.max_kv_len > 0 ? batch.hints.max_kv_len : limits().max_kv_len;
+  return bound_mla_forms(spec(), batch, {batch.requests, batch.tokens, max_q_len(batch), max_keys},
+                         serves_up_projected(spec(), limits()) ? prefill_->max_context() : 0);
+}
+
+// The kernel with the smallest row tile that holds all rows of an absorbed request, or the last.
+cuda::MlaDecode& MlaBackend::choose_decode(int32_t max_q_len) {
+  std::vector<cuda::MlaDecode>& decodes = heads_ < spec().q_heads ? reserved_.decodes : decodes_;
+  const int64_t rows = int64_t{max_q_len} * heads_;
+  size_t chosen = 0;
+  while (chosen + 1 < decodes.size() && rows > decodes[chosen].row_tile()) ++chosen;
+  return decodes[chosen];
 }
 
 // Host figures decide which kernels run, so that a captured pass keeps them whatever lengths it is
 // replayed with. A row's bits are the same in both tiles when tiles are whole.
-void MlaBackend::plan(const BatchView& batch, Stream stream) {
-  check_argument(reserved_, "plan() before reserve()");
-  planned_ = false;
-  validate_batch_shape(batch, rules_);
-  context_.bind();
-  batch_ = batch;
-  if (batch.mode == ForwardMode::idle || batch.requests == 0) batch_.tokens = batch_.requests = 0;
-  if (batch_.tokens > 0) {
-    cuda::BatchParams params{};
-    params.q_indptr = batch.q_indptr.data();
-    params.kv_lens = batch.kv_lens.data();
-    params.requests = batch.requests;
-    params.kv_heads = 1;
-    params.mask.causal = 1;
-    params.mask.tree = spec().mask == MaskKind::tree ? batch.masks.tree.ancestors.data() : nullptr;
-    const int32_t longest = max_q_len(batch);
-    if (spec().window > 0) {
-      check_argument(batch.positions.empty() || longest <= kMaxPlaced,
-                     "positions are given and max_q_len is {}: with a window of {} at most {}",
-                     longest, spec().window, kMaxPlaced);
-      params.mask.window = spec().window;
-      params.mask.positions = batch.positions.data();
-    }
-    const int32_t most_keys =
-        batch.hints.max_kv_len > 0 ? batch.hints.max_kv_len : rules_.limits.max_kv_len;
-    const MlaFormBounds bounds =
-        bound_mla_forms(spec(), batch, {batch.requests, batch.tokens, longest, most_keys},
-                        serves_up_projected(spec(), rules_.limits) ? prefill_->max_context() : 0);
-    up_projects_ = prefill_ && bounds.rows.all > 0;
-    absorbs_ = bounds.max_absorbed > 0;
-    heads_ = heads_of_pass(spec().q_heads, cut_.heads, rules_.limits.max_tokens, batch.tokens);
-    params.q_heads = heads_;
-    std::vector<cuda::MlaDecode>& decodes = heads_ < spec().q_heads ? cut_decodes_ : decodes_;
-    const int64_t rows = int64_t{bounds.max_absorbed} * heads_;
-    size_t chosen = 0;
-    while (chosen + 1 < decodes.size() && rows > decodes[chosen].row_tile()) ++chosen;
-    cuda::MlaDecode& kernel = decodes[chosen];
-    plan_launches_.submit(stream, [&] {
-      if (up_projects_) prefill_->plan(batch, bounds, heads_, stream);
-      kernel.plan(params, {bounds.max_absorbed, batch.hints.max_kv_len, batch.hints.prefix_written},
-                  {cache_.page_table(batch, batch.kv_lens.data(), buffers_.pages)}, stream,
-                  up_projects_ ? prefill_->requests() : nullptr);
-      if (up_projects_) prefill_->locate(layers_.front().cache, stream);
-    });
-    active_ = &kernel;
-  }
-  planned_ = true;
+void MlaBackend::plan_batch(const BatchView& batch, gpu::Launcher launcher) {
+  cuda::BatchParams params{};
+  params.q_indptr = batch.q_indptr.data();
+  params.kv_lens = batch.kv_lens.data();
+  params.requests = batch.requests;
+  params.kv_heads = 1;
+  params.mask = mask_params(batch);
+  const MlaFormBounds bounds = bound_forms(batch);
+  up_projects_ = prefill_ && bounds.rows.all > 0;
+  absorbs_ = bounds.max_absorbed > 0;
+  heads_ = heads_of_pass(spec().q_heads, reserved_.cut.heads, limits().max_tokens, batch.tokens);
+  params.q_heads = heads_;
+  cuda::MlaDecode& kernel = choose_decode(bounds.max_absorbed);
+  if (up_projects_) prefill_->plan(batch, bounds, heads_, launcher);
+  params.max_q_len = bounds.max_absorbed;
+  cuda::PlanQueue plans({cache().page_table(batch, batch.kv_lens.data(), buffers_.pages)});
+  kernel.plan({.batch = params,
+               .tokens = batch.tokens,
+               .keys = {.prefix_written = batch.hints.prefix_written,
+                        .max_kv_len = batch.hints.max_kv_len}},
+              plans, up_projects_ ? prefill_->requests() : nullptr);
+  plans.launch(nullptr, launcher);
+  if (up_projects_) prefill_->locate(layers_.front().cache, launcher);
+  active_ = &kernel;
 }
 
-void MlaBackend::forward(const LayerTensors& tensors, Stream stream) {
-  check_argument(planned_, "forward() without a plan");
-  if (batch_.tokens == 0) return;
-  validate_layer(tensors, spec(), batch_, true);
-  validate_mla_layer(tensors, spec());
-  context_.bind();
-  check_argument(tensors.layer >= 0 && tensors.layer < static_cast<int64_t>(layers_.size()),
-                 "layer is {}, the pool has {}", tensors.layer, layers_.size());
-  layer_launches_[static_cast<size_t>(tensors.layer)].submit(
-      stream, [&] { launch_layer(tensors, stream); });
-}
-
-void MlaBackend::launch_layer(const LayerTensors& tensors, Stream stream) {
+void MlaBackend::run_layer(const LayerTensors& tensors, gpu::Launcher launcher) {
   const Layer& layer = layers_[static_cast<size_t>(tensors.layer)];
   if (stores(tensors) || spec().has_rope) {
-    cache_.store(mla_written(tensors, spec(), setup_.cache.layout), layer.write, batch_, stream);
+    cache().store(mla_written(tensors, spec(), setup_.cache.layout), layer.write, batch(),
+                  launcher);
   }
   if (!tensors.q) return;
   for (int32_t head = 0; head < spec().q_heads; head += heads_) {
-    launch_heads(from_head(tensors, head, spec()), layer, stream);
+    run_heads(from_head(tensors, head, spec()), layer, launcher);
   }
 }
 
 // The first heads_ heads of `tensors`.
-void MlaBackend::launch_heads(const LayerTensors& tensors, const Layer& layer, Stream stream) {
+void MlaBackend::run_heads(const LayerTensors& tensors, const Layer& layer,
+                           gpu::Launcher launcher) {
   // Either form writes the rows of its own requests alone.
-  if (up_projects_) prefill_->attend(tensors, layer.cache, stream);
+  if (up_projects_) prefill_->attend(tensors, layer.cache, launcher);
   if (!absorbs_) return;
-  if (spec().mla.nope_dim > 0) absorb(tensors, stream);
-  attend(tensors, layer.cache, stream);
-  if (spec().mla.nope_dim > 0) project(tensors, stream);
+  if (spec().mla.nope_dim > 0) absorb(tensors, launcher);
+  attend(tensors, layer.cache, launcher);
+  if (spec().mla.nope_dim > 0) project(tensors, launcher);
 }
 
 void MlaBackend::attend(const LayerTensors& tensors, cuda::MlaDecodeTensors attention,
-                        Stream stream) const {
+                        gpu::Launcher launcher) const {
   const bool has_weights = spec().mla.nope_dim > 0;
   const HeadRows rope = rotary_queries(tensors, spec());
   attention.q_latent = has_weights ? buffers_.scratch.queries : tensors.q.data;
@@ -251,25 +235,25 @@ void MlaBackend::attend(const LayerTensors& tensors, cuda::MlaDecodeTensors atte
   attention.q_rope = rope.data;
   attention.q_rope_token_stride = rope.token_stride;
   attention.q_rope_head_stride = rope.head_stride;
-  attention.tokens = batch_.tokens;
+  attention.tokens = batch().tokens;
   attention.out = has_weights ? buffers_.scratch.results : tensors.out.data;
   attention.out_token_stride = has_weights ? latent_values() : tensors.out.token_stride;
   attention.out_head_stride = has_weights ? spec().mla.kv_lora_rank : tensors.out.head_stride;
   attention.lse = tensors.lse.data;
-  active_->decode(attention, stream);
+  active_->attend(attention, launcher);
 }
 
 void MlaBackend::multiply(const cuda::HeadGemm& gemm, cuda::HeadGemmParams params,
-                          Stream stream) const {
-  params.live_tokens = batch_.q_indptr.data() + batch_.requests;
+                          gpu::Launcher launcher) const {
+  params.live_tokens = batch().q_indptr.data() + batch().requests;
   params.skip = up_projects_ ? prefill_->tokens() : nullptr;
-  params.tokens = batch_.tokens;
+  params.tokens = batch().tokens;
   params.heads = heads_;
-  gemm.run(params, stream);
+  gemm.run(params, launcher);
 }
 
 // queries = q_nope W_UK
-void MlaBackend::absorb(const LayerTensors& tensors, Stream stream) const {
+void MlaBackend::absorb(const LayerTensors& tensors, gpu::Launcher launcher) const {
   const MlaWeights weights = with_head_strides(tensors.mla.weights, spec());
   cuda::HeadGemmParams params{};
   params.x = tensors.q.data;
@@ -283,11 +267,11 @@ void MlaBackend::absorb(const LayerTensors& tensors, Stream stream) const {
   params.out_head_stride = spec().mla.kv_lora_rank;
   params.n = spec().mla.kv_lora_rank;
   params.k = spec().mla.nope_dim;
-  multiply(into_latent_, params, stream);
+  multiply(into_latent_, params, launcher);
 }
 
 // out = latents W_UV
-void MlaBackend::project(const LayerTensors& tensors, Stream stream) const {
+void MlaBackend::project(const LayerTensors& tensors, gpu::Launcher launcher) const {
   const MlaWeights weights = with_head_strides(tensors.mla.weights, spec());
   cuda::HeadGemmParams params{};
   params.x = buffers_.scratch.results;
@@ -301,14 +285,14 @@ void MlaBackend::project(const LayerTensors& tensors, Stream stream) const {
   params.out_head_stride = tensors.out.head_stride;
   params.n = spec().mla.v_dim;
   params.k = spec().mla.kv_lora_rank;
-  multiply(out_of_latent_, params, stream);
+  multiply(out_of_latent_, params, launcher);
 }
 
 }  // namespace
 
 size_t mla_workspace_bytes(const MlaKernels& kernels, const AttentionSpec& spec,
                            const KvCacheSpec& cache, const DeviceInfo& device,
-                           const BatchLimits& limits, const std::optional<MlaPrefillRoom>& room) {
+                           const BatchLimits& limits, const std::optional<UpProjectedRoom>& room) {
   const MlaSetup setup{&kernels, spec, cache, device, room};
   WorkspaceCarver counter(nullptr);
   carve_mla(counter, setup, limits, cut_mla(setup, limits));
@@ -317,7 +301,7 @@ size_t mla_workspace_bytes(const MlaKernels& kernels, const AttentionSpec& spec,
 
 std::unique_ptr<AttentionBackend> make_mla_backend(const MlaKernels& kernels,
                                                    const BackendContext& context,
-                                                   const std::optional<MlaPrefillRoom>& room) {
+                                                   const std::optional<UpProjectedRoom>& room) {
   return std::make_unique<MlaBackend>(kernels, context, room);
 }
 

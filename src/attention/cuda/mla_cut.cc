@@ -29,10 +29,10 @@ MlaCut cut_mla(const MlaSetup& setup, const BatchLimits& limits) {
   const bool up = serves_up_projected(spec, limits);
   const auto room_of = [&](int64_t bytes) {
     if (setup.room) return *setup.room;
-    if (!up) return MlaPrefillRoom{};
-    return mla_prefill_room(*setup.kernels, spec, stored, setup.device, limits, bytes);
+    if (!up) return UpProjectedRoom{};
+    return up_projected_room(*setup.kernels, spec, stored, setup.device, limits, bytes);
   };
-  const MlaPrefillRoom least = room_of(0);
+  const UpProjectedRoom least = room_of(0);
   const int64_t budget = limits.workspace_budget;
   MlaCut cut{spec.q_heads, least};
   // LSEs of some heads do not lie side by side.
@@ -46,8 +46,8 @@ MlaCut cut_mla(const MlaSetup& setup, const BatchLimits& limits) {
   // The least room is a part of the larger one. Buffers begin at multiples of 64 bytes.
   constexpr int64_t kSlack = 8 * 64;
   const int64_t left = budget - bytes_with(setup, limits, cut) - kSlack +
-                       mla_prefill_bytes(*setup.kernels, spec, stored, setup.device, least);
-  cut.room = room_of(std::clamp<int64_t>(left, 0, kMlaPrefillRoomBytes));
+                       up_projected_bytes(*setup.kernels, spec, stored, setup.device, least);
+  cut.room = room_of(std::clamp<int64_t>(left, 0, kUpProjectedRoomBytes));
   return cut;
 }
 
@@ -74,8 +74,8 @@ MlaDeviceBuffers carve_mla(WorkspaceCarver& workspace, const MlaSetup& setup,
       heads_of(up ? std::max(rank, spec.mla.nope_dim + spec.mla.rope_dim) : rank);
   buffers.scratch.results = heads_of(up ? std::max(rank, spec.mla.v_dim) : rank);
   if (up) {
-    buffers.prefill = carve_mla_prefill(workspace, *setup.kernels, spec, setup.cache.dtype,
-                                        setup.device, limits, cut.room);
+    buffers.prefill = carve_up_projected(workspace, *setup.kernels, spec, setup.cache.dtype,
+                                         setup.device, limits, cut.room);
   }
   return buffers;
 }

@@ -8,11 +8,11 @@
 
 namespace fovea {
 
-// Everything the kernels' parameters can express; a row adds its architectures and may take
-// something away.
+// Returns everything that the kernels' parameters can express. A row adds its architectures, and
+// may remove features.
 Capability mla_capability();
 
-// Fills the name and every function of `entry`. kernels outlives the entry.
+// Fills in the name and every function of `entry`. kernels must outlive the entry.
 BackendEntry mla_entry(BackendEntry entry, const MlaKernels& kernels, const Capability& capability);
 
 }  // namespace fovea

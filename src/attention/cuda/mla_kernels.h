@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The families that latent attention on a GPU is made of. `mla` and `portable_mla` are the same
-// backend over two tables.
+// The kernel families of latent attention on a GPU. `mla` and `portable_mla` are the same backend
+// with two such tables.
 #pragma once
 
 #include <string_view>
@@ -13,9 +13,10 @@ namespace fovea {
 struct MlaKernels {
   std::string_view name;
   const kernels::cuda::MlaFamily* absorbed = nullptr;
-  // Up-projected: attention over keys and values of every head, packed.
+  // The up-projected form: attention over packed keys and values of every head.
   const kernels::cuda::AttentionFamily* attention = nullptr;
-  // On sm 90: kernels of its own multiply by the weights where they serve, else portable/head_gemm.
+  // On sm 90, sm90/mla_project and sm90/head_gemm multiply by the weights if they serve the layer,
+  // portable/head_gemm otherwise.
   bool hopper_projections = false;
 };
 

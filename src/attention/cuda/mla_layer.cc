@@ -34,7 +34,8 @@ void check_weights(const MlaWeights& weights, const AttentionSpec& spec) {
   check_weight("w_uv", weights.w_uv, weights.w_uv_head_stride);
 }
 
-// portable/kv_write turns what it takes for k; rows of 656 bytes have a kernel that knows the key.
+// portable/kv_write rotates the tensor that it takes for k, so the rotary key comes first there.
+// The kernel for rows of 656 bytes knows both.
 bool rotary_key_first(const AttentionSpec& spec, KvLayout layout) {
   return spec.has_rope && layout == KvLayout::mla;
 }
@@ -52,7 +53,7 @@ std::vector<cuda::MlaDecodeSetup> mla_decode_setups(const MlaKernels& kernels,
                                                     const DeviceInfo& device) {
   constexpr int32_t kTileRows = 64;
   std::vector<cuda::MlaDecodeSetup> setups;
-  // One token, as many as fill a tile of one block, any number.
+  // Setups for one token, for as many tokens as fill a tile of one block, and for any number.
   for (const int32_t max_q_len :
        {1, kTileRows / spec.q_heads, std::numeric_limits<int32_t>::max()}) {
     const cuda::MlaDecodeSetup setup = {.family = kernels.absorbed,
@@ -105,7 +106,7 @@ std::vector<gpu::KernelVariant> mla_variants(const MlaKernels& kernels, const At
       add(cuda::HeadGemm::variants(mla_weights_setup(order, kernels, spec, device)));
     }
   }
-  if (can_up_project(spec)) add(MlaPrefill::variants(kernels, spec, cache.dtype, device));
+  if (can_up_project(spec)) add(CudaUpProjectedMla::variants(kernels, spec, cache.dtype, device));
   return needed;
 }
 

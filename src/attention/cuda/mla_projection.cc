@@ -8,7 +8,7 @@ namespace {
 
 namespace cuda = kernels::cuda;
 
-// Nothing: sm90/mla_project is not there or does not serve these dims.
+// Returns nothing if the device has no sm90/mla_project or the kernel does not serve these dims.
 std::optional<cuda::MlaProjectSetup> project_setup(const MlaKernels& kernels,
                                                    const AttentionSpec& spec, DType stored,
                                                    const DeviceInfo& device) {
@@ -50,8 +50,8 @@ MlaProjection::MlaProjection(const MlaKernels& kernels, const AttentionSpec& spe
   }
 }
 
-void MlaProjection::run(const cuda::MlaProjectTensors& tensors, Stream stream) const {
-  if (project_) return project_->run(tensors, stream);
+void MlaProjection::run(const cuda::MlaProjectTensors& tensors, gpu::Launcher launcher) const {
+  if (project_) return project_->run(tensors, launcher);
   cuda::HeadGemmParams params{};
   params.x = tensors.latents;
   params.x_token_stride = tensors.latents_row_stride;
@@ -66,14 +66,14 @@ void MlaProjection::run(const cuda::MlaProjectTensors& tensors, Stream stream) c
   params.out = tensors.keys;
   params.out_token_stride = tensors.keys_token_stride;
   params.out_head_stride = tensors.keys_head_stride;
-  head_gemm_.run(params, stream);
+  head_gemm_.run(params, launcher);
   params.weight = tensors.w_uv;
   params.weight_head_stride = tensors.w_uv_head_stride;
   params.n = spec_.mla.v_dim;
   params.out = tensors.values;
   params.out_token_stride = tensors.values_token_stride;
   params.out_head_stride = tensors.values_head_stride;
-  head_gemm_.run(params, stream);
+  head_gemm_.run(params, launcher);
 }
 
 }  // namespace fovea

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keys and values of every head from rows of latents, for the up-projected form of MLA on a GPU: by
-// sm90/mla_project where it is there and serves the dims, else by head_gemm.
+// Computes keys and values of every head from rows of latents, for the up-projected form of MLA on
+// a GPU: by sm90/mla_project if it serves the dims, by head_gemm otherwise.
 #pragma once
 
 #include <optional>
@@ -16,11 +16,11 @@ namespace fovea {
 
 class MlaProjection {
  public:
-  // Over a cache of `stored`: whether latents are read where they lie, by
-  // MlaProjectTensors::offsets. Else they come as dense rows.
+  // Returns true if latents of dtype `stored` are read from their pages by
+  // MlaProjectTensors::offsets, false if they come as dense rows.
   static bool gathers(const MlaKernels& kernels, const AttentionSpec& spec, DType stored,
                       const DeviceInfo& device);
-  // What the constructor takes from the store.
+  // Returns the kernels that the constructor takes from the store.
   static std::vector<gpu::KernelVariant> variants(const MlaKernels& kernels,
                                                   const AttentionSpec& spec, DType stored,
                                                   const DeviceInfo& device);
@@ -28,8 +28,8 @@ class MlaProjection {
   MlaProjection(const MlaKernels& kernels, const AttentionSpec& spec, DType stored,
                 const DeviceInfo& device, gpu::KernelStore& store);
 
-  // Enqueues the products; legal in a capture.
-  void run(const kernels::cuda::MlaProjectTensors& tensors, Stream stream) const;
+  // Launches the products; legal in a capture.
+  void run(const kernels::cuda::MlaProjectTensors& tensors, gpu::Launcher launcher) const;
 
  private:
   AttentionSpec spec_;

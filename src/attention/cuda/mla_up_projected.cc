@@ -13,8 +13,7 @@ namespace {
 
 namespace cuda = kernels::cuda;
 
-// A pass that could have more context than this many chunks keeps the rest of its requests
-// absorbed.
+// A pass that could have more context than this many chunks keeps its other requests absorbed.
 constexpr int32_t kMaxChunks = 256;
 
 }  // namespace
@@ -23,9 +22,10 @@ bool serves_up_projected(const AttentionSpec& spec, const BatchLimits& limits) {
   return can_up_project(spec) && std::min(limits.max_q_len, limits.max_tokens) >= kMinUpProjected;
 }
 
-std::vector<gpu::KernelVariant> MlaPrefill::variants(const MlaKernels& kernels,
-                                                     const AttentionSpec& spec, DType stored,
-                                                     const DeviceInfo& device) {
+std::vector<gpu::KernelVariant> CudaUpProjectedMla::variants(const MlaKernels& kernels,
+                                                             const AttentionSpec& spec,
+                                                             DType stored,
+                                                             const DeviceInfo& device) {
   std::vector<gpu::KernelVariant> needed =
       cuda::MlaPrefillSteps::variants(stored, spec.q_dtype, device.sm);
   needed.push_back(cuda::merge_states_variant(spec.q_dtype, device.sm));
@@ -33,27 +33,28 @@ std::vector<gpu::KernelVariant> MlaPrefill::variants(const MlaKernels& kernels,
     needed.insert(needed.end(), list.begin(), list.end());
   };
   add(MlaProjection::variants(kernels, spec, stored, device));
-  add(kernels.attention->variants(mla_prefill_attention(kernels, spec, device)));
+  add(kernels.attention->variants(up_projected_attention(kernels, spec, device)));
   return needed;
 }
 
-MlaPrefill::MlaPrefill(const MlaKernels& kernels, const AttentionSpec& spec,
-                       const KvCacheSpec& cache, const DeviceInfo& device, gpu::KernelStore& store)
+CudaUpProjectedMla::CudaUpProjectedMla(const MlaKernels& kernels, const AttentionSpec& spec,
+                                       const KvCacheSpec& cache, const DeviceInfo& device,
+                                       gpu::KernelStore& store)
     : spec_(spec),
       cache_(cache),
       steps_(cache.dtype, spec.q_dtype, device.sm, store),
       merge_(spec.q_dtype, device.sm, store),
       projection_(kernels, spec, cache.dtype, device, store),
       gathers_(MlaProjection::gathers(kernels, spec, cache.dtype, device)) {
-  const cuda::AttentionSetup attention = mla_prefill_attention(kernels, spec, device);
+  const cuda::AttentionSetup attention = up_projected_attention(kernels, spec, device);
   shared_key_dims_ = attention.shared_key_dims;
   copies_rotary_ = gathers_ && shared_key_dims_ > 0;
   new_part_.attention = kernels.attention->load(attention, store);
   chunk_part_.attention = kernels.attention->load(attention, store);
 }
 
-void MlaPrefill::reserve(const BatchLimits& limits, const MlaPrefillBuffers& buffers,
-                         const MlaScratch& scratch) {
+void CudaUpProjectedMla::reserve(const BatchLimits& limits, const UpProjectedBuffers& buffers,
+                                 const MlaScratch& scratch) {
   buffers_ = buffers;
   scratch_ = scratch;
   const int64_t latents = gathers_ ? 0 : spec_.mla.kv_lora_rank;
@@ -62,28 +63,28 @@ void MlaPrefill::reserve(const BatchLimits& limits, const MlaPrefillBuffers& buf
   for (const auto& [part, workspace] : {std::pair(&new_part_, buffers.attention[0]),
                                         std::pair(&chunk_part_, buffers.attention[1])}) {
     part->attention->reserve(limits, workspace);
-    part->attention->share_keys(rotary, latents + spec_.mla.rope_dim);
+    part->shared_keys = {rotary, latents + spec_.mla.rope_dim};
   }
 }
 
-int64_t MlaPrefill::max_context() const {
+int64_t CudaUpProjectedMla::max_context() const {
   return std::min<int64_t>(int64_t{kMaxChunks} * buffers_.room.rows, INT32_MAX);
 }
 
-int32_t MlaPrefill::rows_for(int32_t heads) const {
-  const MlaPrefillRoom& room = buffers_.room;
+int32_t CudaUpProjectedMla::rows_for(int32_t heads) const {
+  const UpProjectedRoom& room = buffers_.room;
   return static_cast<int32_t>(std::min<int64_t>(room.rows, room.head_rows / heads));
 }
 
-int32_t MlaPrefill::heads_for(int64_t rows) const {
+int32_t CudaUpProjectedMla::heads_for(int64_t rows) const {
   const int64_t wanted = std::min<int64_t>(rows, buffers_.room.rows);
   int32_t heads = heads_;
   while (heads > 1 && (heads_ % heads != 0 || rows_for(heads) < wanted)) --heads;
   return heads;
 }
 
-void MlaPrefill::plan(const BatchView& batch, const MlaFormBounds& bounds, int32_t heads,
-                      Stream stream) {
+void CudaUpProjectedMla::plan(const BatchView& batch, const MlaFormBounds& bounds, int32_t heads,
+                              gpu::Launcher launcher) {
   batch_ = batch;
   heads_ = heads;
   new_part_.heads = heads_for(batch.tokens);
@@ -92,7 +93,7 @@ void MlaPrefill::plan(const BatchView& batch, const MlaFormBounds& bounds, int32
   const int32_t room = rows_for(chunk_part_.heads);
   at_once_ = bounds.rows.all <= room;
   chunk_part_.rows = at_once_ ? static_cast<int32_t>(bounds.rows.all) : room;
-  // Every chunk that the lengths could need is enqueued.
+  // Every chunk that the lengths could need is launched.
   const int64_t context = std::min(bounds.rows.context, max_context());
   chunks_ = at_once_ ? 1 : static_cast<int32_t>(ceil_div(context, int64_t{chunk_part_.rows}));
   cuda::MlaFormsParams params{};
@@ -111,13 +112,13 @@ void MlaPrefill::plan(const BatchView& batch, const MlaFormBounds& bounds, int32
   params.new_lens = buffers_.new_lens;
   params.row_indptr = buffers_.row_indptr;
   params.chunk = chunk();
-  steps_.choose_forms(params, stream);
+  steps_.choose_forms(params, launcher);
 
   cuda::BatchParams part{};
   part.requests = batch.requests;
   part.max_q_len = bounds.max_q_len;
-  // Requests without keys have no rows here: absorbed ones, whose own kernels write their rows, and
-  // of a chunk those whose context is elsewhere.
+  // Requests without keys have no rows here: absorbed requests, whose own kernels write their rows,
+  // and in a chunk requests whose context is in other chunks.
   part.min_kv_len = 1;
   for (Part* of : {&new_part_, &chunk_part_}) {
     of->batch = part;
@@ -132,23 +133,27 @@ void MlaPrefill::plan(const BatchView& batch, const MlaFormBounds& bounds, int32
   chunk_part_.batch.kv_lens = buffers_.chunk_lens;
   chunk_part_.batch.mask.causal = at_once_;
   chunk_part_.begin = buffers_.chunk_begin;
-  // Who copies rotary keys is sm90/mla_project, directly ahead of attention.
-  new_part_.attention->expect_keys(
-      {.max_kv_len = bounds.max_q_len, .requests = bounds.requests, .come_last = copies_rotary_});
-  chunk_part_.attention->expect_keys({.max_kv_len = std::min(bounds.max_kv_len, chunk_part_.rows),
-                                      .requests = bounds.requests,
-                                      .come_last = copies_rotary_});
-  if (!at_once_) plan_part(new_part_, stream);
-  if (chunks_ == 1) plan_part(chunk_part_, stream);
+  // sm90/mla_project, directly before attention, copies the rotary keys.
+  new_part_.keys = {
+      .max_kv_len = bounds.max_q_len, .requests = bounds.requests, .written_last = copies_rotary_};
+  chunk_part_.keys = {.max_kv_len = std::min(bounds.max_kv_len, chunk_part_.rows),
+                      .requests = bounds.requests,
+                      .written_last = copies_rotary_};
+  if (!at_once_) plan_part(new_part_, launcher);
+  if (chunks_ == 1) plan_part(chunk_part_, launcher);
 }
 
-void MlaPrefill::plan_part(const Part& part, Stream stream) const {
-  cuda::PassPlan pass({});
-  part.attention->plan(part.batch, batch_.tokens, pass);
-  pass.launch(nullptr, stream);
+void CudaUpProjectedMla::plan_part(const Part& part, gpu::Launcher launcher) const {
+  cuda::PlanQueue pass({});
+  part.attention->plan({.batch = part.batch,
+                        .tokens = batch_.tokens,
+                        .keys = part.keys,
+                        .shared_keys = part.shared_keys},
+                       pass);
+  pass.launch(nullptr, launcher);
 }
 
-cuda::MlaChunk MlaPrefill::chunk() const {
+cuda::MlaChunk CudaUpProjectedMla::chunk() const {
   return {.live_rows = buffers_.live_rows,
           .begin = buffers_.chunk_begin,
           .lens = buffers_.chunk_lens,
@@ -156,8 +161,8 @@ cuda::MlaChunk MlaPrefill::chunk() const {
           .max_rows = chunk_part_.rows};
 }
 
-cuda::MlaGatherParams MlaPrefill::gather_params(const Part& part,
-                                                const cuda::MlaDecodeTensors& cache) const {
+cuda::MlaGatherParams CudaUpProjectedMla::gather_params(const Part& part,
+                                                        const cuda::MlaDecodeTensors& cache) const {
   cuda::MlaGatherParams rows{};
   rows.cache = cache.cache;
   rows.page_stride = cache.page_stride;
@@ -186,22 +191,22 @@ cuda::MlaGatherParams MlaPrefill::gather_params(const Part& part,
   return rows;
 }
 
-void MlaPrefill::locate(const cuda::MlaDecodeTensors& cache, Stream stream) const {
-  if (located()) steps_.gather(gather_params(chunk_part_, cache), stream);
+void CudaUpProjectedMla::locate(const cuda::MlaDecodeTensors& cache, gpu::Launcher launcher) const {
+  if (located()) steps_.gather(gather_params(chunk_part_, cache), launcher);
 }
 
-void MlaPrefill::attend(const LayerTensors& tensors, const cuda::MlaDecodeTensors& cache,
-                        Stream stream) {
-  const HeadRows q = joined_queries(tensors, stream);
+void CudaUpProjectedMla::attend(const LayerTensors& tensors, const cuda::MlaDecodeTensors& cache,
+                                gpu::Launcher launcher) {
+  const HeadRows q = joined_queries(tensors, launcher);
   const Result result = {tensors.out, tensors.lse ? tensors.lse.data : buffers_.lse};
   cuda::MlaGatherParams rows = gather_params(chunk_part_, cache);
   if (at_once_) {
-    if (!located()) steps_.gather(rows, stream);
-    attend_rows(chunk_part_, tensors, cache.cache, q, result, stream);
+    if (!located()) steps_.gather(rows, launcher);
+    attend_rows(chunk_part_, tensors, cache.cache, q, result, launcher);
     return;
   }
-  steps_.gather(gather_params(new_part_, cache), stream);
-  attend_rows(new_part_, tensors, cache.cache, q, result, stream);
+  steps_.gather(gather_params(new_part_, cache), launcher);
+  attend_rows(new_part_, tensors, cache.cache, q, result, launcher);
 
   const Result part = {dense_rows(scratch_.results, spec_.q_dtype, heads_, spec_.mla.v_dim),
                        buffers_.part_lse};
@@ -224,15 +229,16 @@ void MlaPrefill::attend(const LayerTensors& tensors, const cuda::MlaDecodeTensor
   add.v_dim = spec_.mla.v_dim;
   for (int32_t chunk = 0; chunk < chunks_; ++chunk) {
     rows.first_row = chunk * chunk_part_.rows;
-    steps_.gather(rows, stream);
-    if (chunks_ > 1) plan_part(chunk_part_, stream);
-    attend_rows(chunk_part_, tensors, cache.cache, q, part, stream);
-    merge_.run_overlapped(add, stream);
+    steps_.gather(rows, launcher);
+    if (chunks_ > 1) plan_part(chunk_part_, launcher);
+    attend_rows(chunk_part_, tensors, cache.cache, q, part, launcher);
+    merge_.run_overlapped(add, launcher);
   }
 }
 
 // Attention reads a query as one row.
-HeadRows MlaPrefill::joined_queries(const LayerTensors& tensors, Stream stream) const {
+HeadRows CudaUpProjectedMla::joined_queries(const LayerTensors& tensors,
+                                            gpu::Launcher launcher) const {
   if (!tensors.mla.q_rope) return tensors.q;
   cuda::MlaJoinParams params{};
   params.nope = tensors.q.data;
@@ -246,23 +252,24 @@ HeadRows MlaPrefill::joined_queries(const LayerTensors& tensors, Stream stream) 
   params.heads = heads_;
   params.nope_dim = spec_.mla.nope_dim;
   params.rope_dim = spec_.mla.rope_dim;
-  steps_.join_queries(params, stream);
+  steps_.join_queries(params, launcher);
   return dense_rows(scratch_.queries, spec_.q_dtype, heads_, key_dim(spec_));
 }
 
-void MlaPrefill::attend_rows(const Part& part, const LayerTensors& tensors, const void* cache,
-                             const HeadRows& q, const Result& result, Stream stream) {
+void CudaUpProjectedMla::attend_rows(const Part& part, const LayerTensors& tensors,
+                                     const void* cache, const HeadRows& q, const Result& result,
+                                     gpu::Launcher launcher) {
   const MlaWeights weights = with_head_strides(tensors.mla.weights, spec_);
   for (int32_t head = 0; head < heads_; head += part.heads) {
-    project(part, from_head(weights, head), cache, head == 0, stream);
-    run(part, from_head(q, head), {from_head(result.out, head), result.lse + head}, stream);
+    project(part, from_head(weights, head), cache, head == 0, launcher);
+    run(part, from_head(q, head), {from_head(result.out, head), result.lse + head}, launcher);
   }
 }
 
-// keys = latents W_UK, values = latents W_UV. Rotary keys come with the first heads or are there
-// already.
-void MlaPrefill::project(const Part& part, const MlaWeights& weights, const void* cache, bool first,
-                         Stream stream) const {
+// keys = latents W_UK, values = latents W_UV. Rotary keys are copied with the first heads, if
+// gather() has not copied them.
+void CudaUpProjectedMla::project(const Part& part, const MlaWeights& weights, const void* cache,
+                                 bool first, gpu::Launcher launcher) const {
   const int64_t key_width = key_dim(spec_) - shared_key_dims_;
   projection_.run({.latents = gathers_ ? cache : buffers_.gathered,
                    .latents_row_stride = spec_.mla.row_dim(),
@@ -282,10 +289,11 @@ void MlaPrefill::project(const Part& part, const MlaWeights& weights, const void
                    .live_rows = part.live_rows,
                    .rows = part.rows,
                    .heads = part.heads},
-                  stream);
+                  launcher);
 }
 
-void MlaPrefill::run(const Part& part, const HeadRows& q, const Result& result, Stream stream) {
+void CudaUpProjectedMla::run(const Part& part, const HeadRows& q, const Result& result,
+                             gpu::Launcher launcher) {
   cuda::AttentionParams params{};
   params.batch = part.batch;
   params.keys.k = buffers_.keys;
@@ -309,7 +317,7 @@ void MlaPrefill::run(const Part& part, const HeadRows& q, const Result& result, 
   params.head_dim = key_dim(spec_);
   params.head_dim_v = spec_.mla.v_dim;
   params.scale = softmax_scale(spec_);
-  part.attention->attend(params, 0, stream);
+  part.attention->attend(params, 0, launcher);
 }
 
 }  // namespace fovea

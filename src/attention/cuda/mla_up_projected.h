@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The up-projected form of MLA on a GPU: keys and values of every head from the latents, then plain
-// ragged attention, for all heads or a few of them after the other: over all tokens of a pass at
-// once where its bounds say that they fit the buffers. Else its new tokens come first; the tokens
-// before them follow in chunks of a bounded number of rows, whatever the context, and are added by
-// their log-sum-exp.
+// The up-projected form of MLA on a GPU: computes keys and values of every head from the latents,
+// then runs plain ragged attention, for all heads or for some heads after the others. If the bounds
+// of a pass show that all its tokens fit the buffers, they are computed at once. Otherwise the new
+// tokens come first; the tokens before them follow in chunks of a bounded number of rows and are
+// merged by their log-sum-exp.
 #pragma once
 
 #include <array>
@@ -21,81 +21,84 @@
 
 namespace fovea {
 
-// Whether requests within the limits can be up-projected.
+// Returns true if requests within the limits can be up-projected.
 bool serves_up_projected(const AttentionSpec& spec, const BatchLimits& limits);
 
-// What the two forms share of the workspace; the up-projected one goes first.
+// Buffers that both forms use; the up-projected form runs first.
 struct MlaScratch {
   std::byte* queries = nullptr;  // [tokens, heads of the pass, nope_dim + rope_dim] at least
   std::byte* results = nullptr;  // [tokens, heads of the pass, v_dim] at least
 };
 
-class MlaPrefill {
+class CudaUpProjectedMla {
  public:
-  // What the constructor takes from the store. Spec: can_up_project().
+  // Returns the kernels that the constructor takes from the store. The spec can_up_project().
   static std::vector<gpu::KernelVariant> variants(const MlaKernels& kernels,
                                                   const AttentionSpec& spec, DType stored,
                                                   const DeviceInfo& device);
-  MlaPrefill(const MlaKernels& kernels, const AttentionSpec& spec, const KvCacheSpec& cache,
-             const DeviceInfo& device, gpu::KernelStore& store);
-  void reserve(const BatchLimits& limits, const MlaPrefillBuffers& buffers,
+  CudaUpProjectedMla(const MlaKernels& kernels, const AttentionSpec& spec, const KvCacheSpec& cache,
+                     const DeviceInfo& device, gpu::KernelStore& store);
+  void reserve(const BatchLimits& limits, const UpProjectedBuffers& buffers,
                const MlaScratch& scratch);
 
-  // Tokens before new ones, of all requests of a pass, that it can serve.
+  // Returns how many tokens before new ones all requests of a pass can have together.
   int64_t max_context() const;
-  // Enqueues the choice of every request's form. `bounds`: of bound_mla_forms() with max_context().
-  // `heads`: that each attend() is for.
-  void plan(const BatchView& batch, const MlaFormBounds& bounds, int32_t heads, Stream stream);
-  // Behind plan() and the page table: what of the rows' places holds for every layer. `cache`: of
-  // any layer.
-  void locate(const kernels::cuda::MlaDecodeTensors& cache, Stream stream) const;
-  // [requests] and [tokens] on the device: 1 where the form is this one.
+  // Launches the choice of every request's form. `bounds`: from bound_mla_forms() with
+  // max_context(). `heads`: heads of each attend().
+  void plan(const BatchView& batch, const MlaFormBounds& bounds, int32_t heads,
+            gpu::Launcher launcher);
+  // After plan() and the page table: finds those places of rows that are the same in every layer.
+  // `cache`: any layer.
+  void locate(const kernels::cuda::MlaDecodeTensors& cache, gpu::Launcher launcher) const;
+  // Device arrays, [requests] and [tokens]: 1 if the request or token is up-projected.
   const uint8_t* requests() const { return buffers_.up_requests; }
   const uint8_t* tokens() const { return buffers_.up_tokens; }
 
-  // Enqueues the attention of the planned number of heads, the first of `tensors`, of the requests
-  // that are up-projected; other rows of out and lse stay as they are.
+  // Launches attention for the first heads of `tensors`, as many as planned, and for the requests
+  // that are up-projected. Other rows of out and lse keep their values.
   void attend(const LayerTensors& tensors, const kernels::cuda::MlaDecodeTensors& cache,
-              Stream stream);
+              gpu::Launcher launcher);
 
  private:
-  // Attention over up-projected rows: of the new tokens, or of a chunk.
+  // Attention over up-projected rows: the new tokens, or a chunk.
   struct Part {
     std::unique_ptr<kernels::cuda::AttentionKernel> attention;
-    // Of the planned pass:
+    kernels::cuda::SharedKeys shared_keys;
+    // The planned pass:
     kernels::cuda::BatchParams batch{};
+    kernels::cuda::ExpectedKeys keys;
     const int32_t* begin = nullptr;      // [requests] first rows
-    const int32_t* live_rows = nullptr;  // [1] how many rows there are, on the device
+    const int32_t* live_rows = nullptr;  // [1] number of rows, on the device
     int32_t rows = 0;                    // at most
-    int32_t heads = 0;  // whose keys and values there are at a time, a divisor of the pass's
+    int32_t heads = 0;  // heads with keys and values at a time, a divisor of the pass's heads
   };
 
-  // Where a part's attention goes: all heads of the pass.
+  // The destination of a part's attention, for all heads of the pass.
   struct Result {
     HeadRows out;
     float* lse = nullptr;  // [tokens, heads]
   };
 
-  // How many rows there is room for with keys and values of so many heads; how many heads as many
-  // rows leave room for, or, if there is not, as all rows that fit do.
+  // rows_for() returns how many rows fit with keys and values of `heads` heads. heads_for() returns
+  // how many heads fit with `rows` rows, or with as many rows as fit at all.
   int32_t rows_for(int32_t heads) const;
   int32_t heads_for(int64_t rows) const;
-  HeadRows joined_queries(const LayerTensors& tensors, Stream stream) const;
-  // Of a part; of chunks the first.
+  HeadRows joined_queries(const LayerTensors& tensors, gpu::Launcher launcher) const;
+  // Returns the parameters for a part, or for the first chunk.
   kernels::cuda::MlaGatherParams gather_params(const Part& part,
                                                const kernels::cuda::MlaDecodeTensors& cache) const;
-  // Of the planned batch: locate() says all there is to say.
+  // Returns true if locate() finds all places of the planned batch's rows.
   bool located() const { return at_once_ && copies_rotary_; }
-  // Keys and values of the gathered rows, and attention over them, some heads after the others.
+  // Computes keys and values of the gathered rows and attends to them, some heads after the others.
   void attend_rows(const Part& part, const LayerTensors& tensors, const void* cache,
-                   const HeadRows& q, const Result& result, Stream stream);
+                   const HeadRows& q, const Result& result, gpu::Launcher launcher);
   void project(const Part& part, const MlaWeights& weights, const void* cache, bool first,
-               Stream stream) const;
-  // Orders a part's work: of new tokens and a single chunk once a pass, as the lengths of both are
-  // known then; of several chunks, which share buffers, in every layer.
-  void plan_part(const Part& part, Stream stream) const;
+               gpu::Launcher launcher) const;
+  // Orders a part's work: once a pass for new tokens and for a single chunk, whose lengths are
+  // known then, and in every layer for several chunks, which share buffers.
+  void plan_part(const Part& part, gpu::Launcher launcher) const;
   kernels::cuda::MlaChunk chunk() const;
-  void run(const Part& part, const HeadRows& q, const Result& result, Stream stream);
+  void run(const Part& part, const HeadRows& q, const Result& result, gpu::Launcher launcher);
 
   AttentionSpec spec_;
   KvCacheSpec cache_;
@@ -104,15 +107,15 @@ class MlaPrefill {
   MlaProjection projection_;
   Part new_part_, chunk_part_;
   int32_t shared_key_dims_ = 0;  // as attention reads them
-  bool gathers_;                 // latents are read in their pages
-  bool copies_rotary_;  // so are rotary keys, which are copied then; else steps_ gathers them
-  MlaPrefillBuffers buffers_;
+  bool gathers_;                 // the projection reads latents from their pages
+  bool copies_rotary_;           // the projection copies rotary keys; otherwise steps_ does
+  UpProjectedBuffers buffers_;
   MlaScratch scratch_;
-  BatchView batch_;    // the planned one
-  int32_t heads_ = 0;  // of the planned pass
-  // Of the planned batch: whether one chunk has all its tokens; chunks of context, at most.
-  bool at_once_ = false;
-  int32_t chunks_ = 0;
+  BatchView batch_;  // the planned one
+  // The planned batch:
+  int32_t heads_ = 0;
+  bool at_once_ = false;  // one chunk has all its tokens
+  int32_t chunks_ = 0;    // chunks of context, at most
 };
 
 }  // namespace fovea

@@ -10,17 +10,18 @@
 namespace fovea {
 namespace {
 
-// Elements of what a chunk keeps of a row beside keys and values of every head: latent and rotary
-// key, or, where the latent is read in its page, the key and 8 bytes for the place.
+// Returns the elements that a chunk keeps of a row in addition to keys and values of every head:
+// latent and rotary key, or, if the latent is read from its page, the rotary key and an 8-byte
+// offset.
 int64_t gathered_elements(const AttentionSpec& spec, bool gathers) {
   return gathers ? spec.mla.rope_dim + 4 : spec.mla.row_dim();
 }
 
 }  // namespace
 
-kernels::cuda::AttentionSetup mla_prefill_attention(const MlaKernels& kernels,
-                                                    const AttentionSpec& spec,
-                                                    const DeviceInfo& device) {
+kernels::cuda::AttentionSetup up_projected_attention(const MlaKernels& kernels,
+                                                     const AttentionSpec& spec,
+                                                     const DeviceInfo& device) {
   kernels::cuda::AttentionSetup setup;
   setup.spec.kind = AttentionKind::mha;
   setup.spec.scope = AttentionScope::encoder;
@@ -37,7 +38,7 @@ kernels::cuda::AttentionSetup mla_prefill_attention(const MlaKernels& kernels,
 
 namespace {
 
-// Bytes of a row: what is gathered for it, and keys and values of a head.
+// Bytes of a row: its gathered elements, and its key and value for one head.
 struct RowBytes {
   int64_t gathered = 0, head = 0;
 };
@@ -45,26 +46,26 @@ struct RowBytes {
 RowBytes row_bytes(const MlaKernels& kernels, const AttentionSpec& spec, DType stored,
                    const DeviceInfo& device) {
   const auto element = static_cast<int64_t>(dtype_bytes(spec.q_dtype));
-  const int32_t shared = mla_prefill_attention(kernels, spec, device).shared_key_dims;
+  const int32_t shared = up_projected_attention(kernels, spec, device).shared_key_dims;
   return {element * gathered_elements(spec, MlaProjection::gathers(kernels, spec, stored, device)),
           element * (key_dim(spec) + spec.mla.v_dim - shared)};
 }
 
 }  // namespace
 
-int64_t mla_prefill_bytes(const MlaKernels& kernels, const AttentionSpec& spec, DType stored,
-                          const DeviceInfo& device, const MlaPrefillRoom& room) {
+int64_t up_projected_bytes(const MlaKernels& kernels, const AttentionSpec& spec, DType stored,
+                           const DeviceInfo& device, const UpProjectedRoom& room) {
   const RowBytes bytes = row_bytes(kernels, spec, stored, device);
   return room.rows * bytes.gathered + room.head_rows * bytes.head;
 }
 
-MlaPrefillRoom mla_prefill_room(const MlaKernels& kernels, const AttentionSpec& spec, DType stored,
-                                const DeviceInfo& device, const BatchLimits& limits,
-                                int64_t bytes) {
-  // Bounds what is gathered for rows, and a layer's launches.
-  constexpr int32_t kLeastHeads = 16;
+UpProjectedRoom up_projected_room(const MlaKernels& kernels, const AttentionSpec& spec,
+                                  DType stored, const DeviceInfo& device, const BatchLimits& limits,
+                                  int64_t bytes) {
+  // Bounds the gathered rows, and a layer's launches.
+  constexpr int32_t kMinHeads = 16;
   const RowBytes row = row_bytes(kernels, spec, stored, device);
-  const int64_t heads = std::min(spec.q_heads, kLeastHeads);
+  const int64_t heads = std::min(spec.q_heads, kMinHeads);
   const int64_t fit =
       std::max<int64_t>(bytes / (row.gathered + heads * row.head), limits.max_tokens);
   const int64_t all = std::max<int64_t>(
@@ -72,16 +73,16 @@ MlaPrefillRoom mla_prefill_room(const MlaKernels& kernels, const AttentionSpec& 
   return {static_cast<int32_t>(std::min(fit, all)), std::min(fit * heads, all * spec.q_heads)};
 }
 
-MlaPrefillBuffers carve_mla_prefill(WorkspaceCarver& workspace, const MlaKernels& kernels,
-                                    const AttentionSpec& spec, DType stored,
-                                    const DeviceInfo& device, const BatchLimits& limits,
-                                    const MlaPrefillRoom& room) {
-  MlaPrefillBuffers buffers{.room = room};
+UpProjectedBuffers carve_up_projected(WorkspaceCarver& workspace, const MlaKernels& kernels,
+                                      const AttentionSpec& spec, DType stored,
+                                      const DeviceInfo& device, const BatchLimits& limits,
+                                      const UpProjectedRoom& room) {
+  UpProjectedBuffers buffers{.room = room};
   const auto rows_of = [&](int64_t rows, int64_t width) {
     return workspace.take<std::byte>(rows * width *
                                      static_cast<int64_t>(dtype_bytes(spec.q_dtype)));
   };
-  const kernels::cuda::AttentionSetup setup = mla_prefill_attention(kernels, spec, device);
+  const kernels::cuda::AttentionSetup setup = up_projected_attention(kernels, spec, device);
   if (MlaProjection::gathers(kernels, spec, stored, device)) {
     buffers.gathered = rows_of(room.rows, spec.mla.rope_dim);
     buffers.offsets = workspace.take<int64_t>(room.rows);

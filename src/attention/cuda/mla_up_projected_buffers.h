@@ -13,41 +13,41 @@
 
 namespace fovea {
 
-// Columns of an up-projected key.
+// Returns the columns of an up-projected key.
 inline int32_t key_dim(const AttentionSpec& spec) { return spec.mla.nope_dim + spec.mla.rope_dim; }
 
-// What is up-projected at a time.
-struct MlaPrefillRoom {
-  int32_t rows = 0;       // of latents; max_tokens at least
-  int64_t head_rows = 0;  // of keys and values: (row, head) pairs; rows at least
+// The largest amount that is up-projected at a time.
+struct UpProjectedRoom {
+  int32_t rows = 0;       // rows of latents; at least max_tokens
+  int64_t head_rows = 0;  // (row, head) pairs of keys and values; at least rows
 };
 
-// So much that 16 heads have all rows of 8x512 over 8k, which took 1655 us in two chunks and 1270
-// in one (H100, 2026-11-27).
-inline constexpr int64_t kMlaPrefillRoomBytes = int64_t{736} << 20;
+// Holds all rows of 8x512 over 8k for 16 heads (chosen on H100, 2026-11-27: 23 % faster than two
+// chunks).
+inline constexpr int64_t kUpProjectedRoomBytes = int64_t{736} << 20;
 
-// In batches within the limits: rows for 16 heads within so many bytes, max_tokens at least, or all
-// that such a batch can have.
-MlaPrefillRoom mla_prefill_room(const MlaKernels& kernels, const AttentionSpec& spec, DType stored,
-                                const DeviceInfo& device, const BatchLimits& limits,
-                                int64_t bytes = kMlaPrefillRoomBytes);
+// Returns the rows that fit `bytes` with 16 heads, at least max_tokens, or all rows that a batch
+// within the limits can have.
+UpProjectedRoom up_projected_room(const MlaKernels& kernels, const AttentionSpec& spec,
+                                  DType stored, const DeviceInfo& device, const BatchLimits& limits,
+                                  int64_t bytes = kUpProjectedRoomBytes);
 
-// Bytes of what is up-projected at a time.
-int64_t mla_prefill_bytes(const MlaKernels& kernels, const AttentionSpec& spec, DType stored,
-                          const DeviceInfo& device, const MlaPrefillRoom& room);
+// Returns the bytes of `room`.
+int64_t up_projected_bytes(const MlaKernels& kernels, const AttentionSpec& spec, DType stored,
+                           const DeviceInfo& device, const UpProjectedRoom& room);
 
-struct MlaPrefillBuffers {
-  MlaPrefillRoom room;
-  // [rows, kv_lora_rank + rope_dim] latents and rotary keys; with offsets, where latents are read
-  // in their pages, [rows, rope_dim].
+struct UpProjectedBuffers {
+  UpProjectedRoom room;
+  // [rows, kv_lora_rank + rope_dim] latents and rotary keys; [rows, rope_dim] with offsets, by
+  // which latents are read from their pages.
   std::byte* gathered = nullptr;
   int64_t* offsets = nullptr;  // [rows]
-  // Of as many heads as the planned pass takes at a time:
+  // `heads`: as many as the planned pass takes at a time.
   std::byte* keys = nullptr;              // [rows, heads, nope_dim], or with a rotary key for each
   std::byte* values = nullptr;            // [rows, heads, v_dim]
   float* lse = nullptr;                   // [max_tokens, q_heads]
   float* part_lse = nullptr;              // [max_tokens, q_heads]
-  std::array<std::byte*, 2> attention{};  // of MlaKernels::attention: new tokens, chunks
+  std::array<std::byte*, 2> attention{};  // workspaces of attention: new tokens, chunks
   uint8_t* up_requests = nullptr;         // [max_requests]
   uint8_t* up_tokens = nullptr;           // [max_tokens]
   int32_t* new_lens = nullptr;            // [max_requests]
@@ -58,16 +58,16 @@ struct MlaPrefillBuffers {
   int32_t* chunk_indptr = nullptr;        // [max_requests + 1]
 };
 
-// Of limits that serve_up_projected().
-MlaPrefillBuffers carve_mla_prefill(WorkspaceCarver& workspace, const MlaKernels& kernels,
-                                    const AttentionSpec& spec, DType stored,
-                                    const DeviceInfo& device, const BatchLimits& limits,
-                                    const MlaPrefillRoom& room);
+// Takes the buffers. The limits serve_up_projected().
+UpProjectedBuffers carve_up_projected(WorkspaceCarver& workspace, const MlaKernels& kernels,
+                                      const AttentionSpec& spec, DType stored,
+                                      const DeviceInfo& device, const BatchLimits& limits,
+                                      const UpProjectedRoom& room);
 
-// Attention over keys and values of every head, packed; the rotary key once for all heads where it
-// can read it so.
-kernels::cuda::AttentionSetup mla_prefill_attention(const MlaKernels& kernels,
-                                                    const AttentionSpec& spec,
-                                                    const DeviceInfo& device);
+// Returns the setup of attention over packed keys and values of every head. All heads share one
+// rotary key if the family can read it so.
+kernels::cuda::AttentionSetup up_projected_attention(const MlaKernels& kernels,
+                                                     const AttentionSpec& spec,
+                                                     const DeviceInfo& device);
 
 }  // namespace fovea

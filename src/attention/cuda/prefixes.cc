@@ -58,12 +58,12 @@ void CudaPrefixes::load(const CudaKernels& table, const cuda::AttentionSetup& se
 
 namespace {
 
-// The groups of a level as a batch: every query sees every key.
+// Returns the groups of a level as a batch in which every query sees every key.
 cuda::BatchParams batch_of(const cuda::BatchParams& batch, const cuda::PrefixGroups& groups) {
   cuda::BatchParams level = batch;
   level.q_indptr = groups.q_indptr;
   level.kv_lens = groups.kv_lens;
-  level.max_q_len = kMaxPrefixRows;  // of several requests: more than any of them
+  level.max_q_len = kMaxPrefixRows;  // several requests have more tokens than any of them
   level.min_kv_len = 1;
   level.mask = {};
   level.mask.first_keys = groups.first_keys;
@@ -73,9 +73,9 @@ cuda::BatchParams batch_of(const cuda::BatchParams& batch, const cuda::PrefixGro
 }  // namespace
 
 void CudaPrefixes::find_groups(const BatchView& batch, cuda::BatchParams& params,
-                               cuda::PlanCompany& company) const {
+                               cuda::PlanTasks& tasks) const {
   const int32_t group = params.q_heads / params.kv_heads;
-  cuda::PrefixGroupsParams& prefixes = company.prefixes;
+  cuda::PrefixGroupsParams& prefixes = tasks.prefixes;
   prefixes.q_indptr = params.q_indptr;
   prefixes.kv_lens = params.kv_lens;
   prefixes.shared_prefix = batch.hints.shared_prefix.data();
@@ -89,20 +89,26 @@ void CudaPrefixes::find_groups(const BatchView& batch, cuda::BatchParams& params
   prefixes.min_saved = rule_.min_saved;
   prefixes.more_saved = extra_saved(rule_.min_saved);
   prefixes.levels = levels_;
-  company.level_bytes = level_bytes_;
+  tasks.level_bytes = level_bytes_;
   params.mask.first_keys = first_keys_;
 }
 
-void CudaPrefixes::plan(const BatchView& batch, const cuda::BatchParams& params, bool behind_decode,
-                        cuda::PassPlan& pass) {
-  list_settled_ = false;
-  for (int32_t i = 0; i < levels_; ++i) {
-    level_[i].kernel->expect_groups(batch.tokens, behind_decode);
+void CudaPrefixes::plan(const BatchView& batch, const cuda::BatchParams& params, bool after_decode,
+                        cuda::PlanQueue& pass) {
+  plan_complete_ = false;
+  for (Level& level : std::span(level_).first(levels_)) {
+    level.state = {.groups = level.groups, .out = level.out, .lse = level.lse};
+    level.kernel->plan({.batch = batch_of(params, level.groups),
+                        .tokens = batch.tokens,
+                        .role = cuda::PassRole::groups,
+                        .after_decode = after_decode,
+                        .unmerged = &level.state},
+                       pass);
   }
-  level_[0].kernel->plan(batch_of(params, level_[0].groups), batch.tokens, pass);
 }
 
-void CudaPrefixes::attend(const cuda::AttentionParams& params, int32_t layer, Stream stream) const {
+void CudaPrefixes::attend(const cuda::AttentionParams& params, int32_t layer,
+                          gpu::Launcher launcher) const {
   for (const Level& level : std::span(level_).first(levels_)) {
     cuda::AttentionParams pass = params;
     pass.batch = batch_of(params.batch, level.groups);
@@ -110,22 +116,16 @@ void CudaPrefixes::attend(const cuda::AttentionParams& params, int32_t layer, St
     pass.f32_out = 1;
     pass.lse = level.lse;
     pass.sinks = nullptr;
-    level.kernel->attend(pass, layer, stream);
+    level.kernel->attend(pass, layer, launcher);
   }
 }
 
-void CudaPrefixes::join(const cuda::AttentionParams& params, float* lse, Stream stream) {
+void CudaPrefixes::join(const cuda::AttentionParams& params, float* lse, gpu::Launcher launcher) {
   cuda::PrefixJoinParams join{};
   join.batch = params.batch;
   join.first_keys = first_keys_;
   join.levels = levels_;
-  for (int32_t i = 0; i < levels_; ++i) {
-    cuda::PrefixState& state = join.states[i];
-    state.groups = level_[i].groups;
-    state.out = level_[i].out;
-    state.lse = level_[i].lse;
-    level_[i].kernel->tell_parts(state);
-  }
+  for (int32_t i = 0; i < levels_; ++i) join.states[i] = level_[i].state;
   join.out = params.out;
   join.out_token_stride = params.out_token_stride;
   join.out_head_stride = params.out_head_stride;
@@ -133,9 +133,9 @@ void CudaPrefixes::join(const cuda::AttentionParams& params, float* lse, Stream 
   join.lse = lse;
   join.sinks = params.sinks;
   join.head_dim_v = params.head_dim_v;
-  join.plan_complete = list_settled_;
-  list_settled_ = true;
-  join_->run(join, stream);
+  join.plan_complete = plan_complete_;
+  plan_complete_ = true;
+  join_->run(join, launcher);
 }
 
 }  // namespace fovea

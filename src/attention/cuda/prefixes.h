@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cascade attention on a GPU: every level of shared prefixes is a pass over a batch of groups, the
-// backend's own kernels attend to the keys that belong to no group, and the states are joined. The
-// groups are found on the device, so a captured pass serves any sharing.
+// Cascade attention on a GPU. Every level of shared prefixes is a pass over a batch of groups, the
+// backend's own kernels attend to the keys outside all groups, and the states are joined. Groups
+// are found on the device, so a captured pass serves any sharing.
 #pragma once
 
 #include <array>
@@ -17,41 +17,42 @@ namespace fovea {
 
 static_assert(kMaxPrefixLevels == kernels::cuda::kPrefixLevels);
 
-// Levels that a backend reserves for: 0 where prefixes are not shared.
+// Returns the levels that a backend reserves for; 0: it shares no prefixes.
 int32_t prefix_levels(const CudaKernels& table, const AttentionSpec& spec,
                       const BatchLimits& limits);
 
-// What CudaPrefixes needs besides the family's kernels.
+// Returns the kernels that CudaPrefixes needs besides those of the family.
 std::vector<gpu::KernelVariant> prefix_variants(const AttentionSpec& spec, int sm);
 
 class CudaPrefixes {
  public:
-  // Takes its part of the workspace; over a null base the carver only counts.
+  // Takes its part of the workspace. A carver with a null base only counts.
   void carve(WorkspaceCarver& workspace, const CudaKernels& table,
              const kernels::cuda::AttentionSetup& setup, const BatchLimits& limits);
-  // Loads what carve() found is needed. Error{unsupported} as Kernel's constructor.
+  // Loads the kernels for the levels that carve() took. Error{unsupported} as Kernel's constructor.
   void load(const CudaKernels& table, const kernels::cuda::AttentionSetup& setup,
             gpu::KernelStore& store);
 
-  // Whether a batch's prefixes are looked at.
+  // Returns true if the pass looks for shared prefixes.
   bool serves(const BatchView& batch) const {
     return levels_ > 0 && !batch.hints.shared_prefix.empty() &&
            batch.tokens <= limits_.max_tokens && max_saved_keys(batch, limits_) >= rule_.min_saved;
   }
-  // Before the pass is planned: makes its launches find the groups, and gives the `params` of the
-  // last pass the first keys that are in none.
+  // Before the pass is planned: makes its plans find the groups, and sets the first keys outside
+  // all groups in the `params` of the last pass.
   void find_groups(const BatchView& batch, kernels::cuda::BatchParams& params,
-                   kernels::cuda::PlanCompany& company) const;
-  // Plans the passes over groups. behind_decode: the last pass is one launch of the kernel for few
-  // new tokens.
-  void plan(const BatchView& batch, const kernels::cuda::BatchParams& params, bool behind_decode,
-            kernels::cuda::PassPlan& pass);
-  // Where the last pass leaves its LSE if nobody asked for one.
+                   kernels::cuda::PlanTasks& tasks) const;
+  // Plans the passes over groups. after_decode: the last pass is one launch of the kernel for short
+  // requests.
+  void plan(const BatchView& batch, const kernels::cuda::BatchParams& params, bool after_decode,
+            kernels::cuda::PlanQueue& pass);
+  // Returns the LSE of the last pass for callers that ask for none.
   float* own_lse() const { return own_lse_; }
-  // Behind the last pass, whose `params` these are: attends to the groups.
-  void attend(const kernels::cuda::AttentionParams& params, int32_t layer, Stream stream) const;
-  // `lse` is what the caller asked for.
-  void join(const kernels::cuda::AttentionParams& params, float* lse, Stream stream);
+  // After the last pass, which had these `params`: attends to the groups.
+  void attend(const kernels::cuda::AttentionParams& params, int32_t layer,
+              gpu::Launcher launcher) const;
+  // Joins the states of all passes. `lse`: the caller's, or null.
+  void join(const kernels::cuda::AttentionParams& params, float* lse, gpu::Launcher launcher);
 
  private:
   struct Level {
@@ -59,21 +60,22 @@ class CudaPrefixes {
     float* out = nullptr;  // [limits_.max_tokens, q_heads, head_dim_v]
     float* lse = nullptr;  // [limits_.max_tokens, q_heads]
     std::unique_ptr<kernels::cuda::AttentionKernel> kernel;
+    kernels::cuda::PrefixState state{};  // the planned pass, for the join
   };
 
   int32_t levels_ = 0;
-  BatchLimits limits_;  // of passes with groups
+  BatchLimits limits_;  // for passes with groups
   PrefixRule rule_;
-  int32_t row_tile_ = 0;  // of the family that attends to groups, at most
+  int32_t row_tile_ = 0;  // largest row tile of the family that attends to groups
   std::array<Level, kMaxPrefixLevels> level_;
   int32_t* first_keys_ = nullptr;
-  std::byte* plans_ = nullptr;  // the family's of each level
+  std::byte* plans_ = nullptr;  // [levels, level_bytes] workspaces of the family
   int64_t level_bytes_ = 0;
   int32_t* scratch_ = nullptr;
   float* own_lse_ = nullptr;
-  // A join of the planned pass has waited for its plan. Holds in captures too, wherever they cut
-  // the pass: a graph starts when all that was enqueued ahead of it has ended.
-  bool list_settled_ = false;
+  // An earlier join of the planned pass has waited for the plan. True in captures too, however they
+  // divide the pass: a graph starts after all earlier work in its stream.
+  bool plan_complete_ = false;
   std::optional<kernels::cuda::PrefixJoin> join_;
 };
 

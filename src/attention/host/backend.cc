@@ -50,7 +50,7 @@ size_t HostBackend::workspace_bytes(const BatchLimits& limits) const {
 
 void HostBackend::reserve(const BatchLimits& limits, std::span<std::byte> workspace) {
   const size_t needed = workspace_bytes(limits);
-  // What throws comes first: the backend then stays as it is.
+  // Everything that throws comes first, so that the backend stays as it is.
   SlotSet written(limits.max_tokens);
   WorkspaceCarver carver(own_memory_.given_or_own(workspace, needed, {}, name()).data());
   written_ = std::move(written);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every backend on the CPU shares: the workspace, the checks of a batch and of a layer's
+// The base of all backends on the CPU: the workspace, the checks of a batch and of a layer's
 // tensors.
 #pragma once
 
@@ -16,14 +16,14 @@
 
 namespace fovea {
 
-// What sizes the buffers of a backend besides the limits.
+// The layer and the processor, which decide the size of buffers together with the limits.
 struct HostShape {
   const HostKernels* kernels = nullptr;
   AttentionSpec spec;
   KvCacheSpec cache;
   int32_t threads = 1;
 
-  // Of an attention kernel with the spec's q_heads.
+  // Returns the shape of an attention kernel with the spec's q_heads.
   HostKernels::Shape attention(int32_t kv_heads, int32_t head_dim, int32_t head_dim_v) const {
     return {.isa = kernels->isa(),
             .threads = threads,
@@ -39,7 +39,7 @@ inline HostShape with_heads(HostShape shape, int32_t q_heads) {
   return shape;
 }
 
-// Room for dense rows [tokens, heads, dim].
+// Takes room for dense rows [tokens, heads, dim].
 HeadRows carve_rows(WorkspaceCarver& workspace, DType dtype, int64_t tokens, int64_t heads,
                     int64_t dim);
 

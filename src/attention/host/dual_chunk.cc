@@ -12,7 +12,7 @@
 namespace fovea {
 namespace {
 
-// Chunks are counted by the batch's positions: rotations by others would be those of other
+// Chunks are counted by the batch's positions. Rotations by other positions would belong to other
 // distances.
 void check_positions(const int32_t* rotary, const kernels::AttentionParams& batch) {
   for (int32_t request = 0; request < batch.requests; ++request) {
@@ -22,7 +22,7 @@ void check_positions(const int32_t* rotary, const kernels::AttentionParams& batc
                      rotary[token]);
       const int32_t position =
           batch.mask.positions ? batch.mask.positions[token] : kv_len - end + token;
-      check_argument(kv_len == 0 || rotary[token] == position,  // of 0 keys it sees none
+      check_argument(kv_len == 0 || rotary[token] == position,  // without keys it sees none
                      "rotary.positions[{}] is {}, with dual_chunk must be the batch's, {}", token,
                      rotary[token], position);
     }
@@ -62,7 +62,7 @@ kernels::AttentionParams HostDualChunk::params_of(const kernels::AttentionParams
   return params;
 }
 
-// Passes without keys are left out: joined, they would change no bit.
+// Omits passes without keys: joining them would change no bit.
 void HostDualChunk::plan(const kernels::AttentionParams& params) {
   int32_t longest = 1;
   for (int32_t i = 0; i < params.requests; ++i) longest = std::max(longest, params.kv_lens[i]);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dual chunk attention on the CPU: keys of a token's own chunk, of the one before and of older ones
-// are passes with a query of their own, joined by LSE.
+// Dual chunk attention on the CPU. Keys of a token's own chunk, of the preceding chunk and of older
+// chunks are three passes, each with its own query, joined by LSE.
 #pragma once
 
 #include <array>
@@ -21,11 +21,11 @@ class HostDualChunk {
   // `params` hold the batch.
   void plan(const kernels::AttentionParams& params);
 
-  // What has_rope asks for: `layer` with q and k rotated, the latter into rotated_k.
+  // With has_rope: returns `layer` with q and k rotated, k into rotated_k.
   LayerTensors rotated(const LayerTensors& layer, const kernels::AttentionParams& batch,
                        const HeadRows& rotated_k, ThreadPool& threads) const;
 
-  // `params` of the batch and of a layer whose queries for other chunks are q_succ and q_inter.
+  // Attends. q_succ and q_inter: the layer's queries for the preceding and for older chunks.
   void run(const kernels::AttentionParams& params, const HeadRows& q_succ, const HeadRows& q_inter,
            ThreadPool& threads) const;
 
@@ -43,9 +43,9 @@ class HostDualChunk {
   HostKernels::Shape shape_;
   DualChunk chunks_;
   std::array<Pass, kPasses> passes_;
-  int32_t used_ = 0;  // passes that some token of the planned batch has keys in
+  int32_t used_ = 0;  // passes in which a token of the planned batch has keys
   HostPassStates states_;
-  // With has_rope.
+  // Used with has_rope.
   HeadRows q_succ_, q_inter_;     // [max_tokens, q_heads, head_dim]
   int32_t* positions_ = nullptr;  // [passes, max_tokens]
 };

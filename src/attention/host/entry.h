@@ -8,10 +8,10 @@
 
 namespace fovea {
 
-// Everything the host backends can do; a row may take something away.
+// Returns everything that backends on the CPU can do. A row may remove features.
 Capability host_capability();
 
-// Fills reject, workspace_bytes, create and graphs of `entry`. kernels outlives the entry.
+// Fills in reject, workspace_bytes, create and graphs of `entry`. kernels must outlive the entry.
 BackendEntry host_entry(BackendEntry entry, const HostKernels& kernels,
                         const Capability& capability);
 

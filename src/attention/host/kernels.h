@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operations a backend on the CPU is made of. `reference` and `cpu` are the same backend over
-// two tables.
+// The operations of a backend on the CPU. `reference` and `cpu` are the same backend with two such
+// tables.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,7 @@ struct HostKernels {
 
   std::string_view name;
   kernels::cpu::Isa (*isa)();
-  bool needs_isa = false;  // isa() none: this processor cannot run them
+  bool needs_isa = false;  // a processor whose isa() is none cannot run them
   // As in kernels/cpu/attention.h.
   size_t (*attention_workspace_bytes)(const Shape&, const BatchLimits&);
   Schedule (*plan_attention)(const Shape&, const kernels::AttentionParams&, std::span<std::byte>);

@@ -12,7 +12,7 @@ namespace fovea {
 namespace {
 
 struct MhaBuffers {
-  PageTable pages;             // of cached keys
+  PageTable pages;             // for cached keys
   int32_t* kv_lens = nullptr;  // packed scopes: q_len of each request
   HeadRows rotated_k;          // [max_tokens, kv_heads, head_dim], with has_rope
   std::span<std::byte> schedule;
@@ -24,7 +24,7 @@ HostKernels::Shape kernel_shape(const HostShape& shape) {
   return shape.attention(shape.spec.kv_heads, shape.spec.head_dim, shape.spec.head_dim_v);
 }
 
-// The most keys one request can have.
+// Returns the largest number of keys of a request.
 int32_t max_keys(const AttentionSpec& spec, const BatchLimits& limits) {
   if (is_packed(spec.scope)) return limits.max_q_len;
   if (spec.scope == AttentionScope::cross) return limits.max_encoder_len;
@@ -153,7 +153,7 @@ class HostMha final : public HostBackend {
 
   HostKernels::Shape kernel_shape_;
   MhaBuffers buffers_;
-  kernels::AttentionParams params_;  // of the planned batch; each layer adds its tensors
+  kernels::AttentionParams params_;  // the planned batch; each layer adds its tensors
   HostKernels::Schedule schedule_;
   bool cascades_ = false;  // the planned batch has shared prefixes
 };

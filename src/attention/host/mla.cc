@@ -19,11 +19,11 @@ struct MlaBuffers {
   HeadRows rotated_k;               // [max_tokens, 1, rope_dim], with has_rope
   int32_t* absorbed = nullptr;      // [max_requests] requests of the absorbed pass
   int32_t* up_projected = nullptr;  // [max_requests] the others
-  int32_t* q_indptr = nullptr;      // [max_requests + 1] of the absorbed pass
+  int32_t* q_indptr = nullptr;      // [max_requests + 1] rows of the absorbed pass
   int32_t* kv_lens = nullptr;       // [max_requests]
-  float* lse = nullptr;             // [max_tokens, heads] where passes are cut
-  AbsorbedMla absorbed_form;
-  UpProjectedMla up_projected_form;
+  float* lse = nullptr;             // [max_tokens, heads] if passes compute some heads at a time
+  HostAbsorbedMla absorbed_form;
+  HostUpProjectedMla up_projected_form;
 };
 
 MlaBuffers carve_mla(WorkspaceCarver& workspace, const HostShape& shape, const BatchLimits& limits,
@@ -55,8 +55,8 @@ size_t bytes_with(const HostShape& shape, const BatchLimits& limits, const MlaOp
   return counter.bytes();
 }
 
-// Heads of max_tokens tokens that the budget has room for, or a quarter of it beside what else is
-// needed. Queries that come absorbed take none.
+// Returns the heads of max_tokens tokens that fit the budget, or a quarter of it if everything else
+// leaves less. Queries that come absorbed take no room.
 int32_t affordable_heads(const HostShape& shape, const BatchLimits& limits,
                          const MlaOptions& options) {
   const int32_t q_heads = shape.spec.q_heads;
@@ -178,7 +178,7 @@ class HostMla final : public HostBackend {
     }
   }
 
-  // The LSE of some heads into the rows of all.
+  // Copies the LSE of some heads into the rows of all heads.
   void place_lse(float* lse) const {
     for (int32_t token = 0; token < batch().tokens; ++token) {
       std::copy_n(buffers_.lse + int64_t{token} * pass_heads_, pass_heads_,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Multi-head latent attention on the CPU: each request of a batch runs in the form that is cheaper
-// for its lengths, all read the cache, where this pass's own rows have just been stored. So a
-// quantised cache gives the same results for a row whether it was computed now or found there.
+// Multi-head latent attention on the CPU. Each request of a batch runs in the form that is cheaper
+// for its lengths. All requests read the cache, in which this pass has stored its own rows first,
+// so a quantised cache gives a row the same results in the pass that computes it and in later ones.
 #pragma once
 
 #include <memory>

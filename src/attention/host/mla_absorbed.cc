@@ -17,8 +17,8 @@ HostKernels::Shape kernel_shape(const HostShape& shape) {
 
 }  // namespace
 
-void AbsorbedMla::carve(WorkspaceCarver& workspace, const HostShape& shape,
-                        const BatchLimits& limits, int32_t heads) {
+void HostAbsorbedMla::carve(WorkspaceCarver& workspace, const HostShape& shape,
+                            const BatchLimits& limits, int32_t heads) {
   shape_ = shape;
   const AttentionSpec& spec = shape.spec;
   if (has_weights()) {
@@ -34,8 +34,8 @@ void AbsorbedMla::carve(WorkspaceCarver& workspace, const HostShape& shape,
                shape.kernels->attention_workspace_bytes(kernel_shape(some), limits)));
 }
 
-void AbsorbedMla::plan(const HostShape& shape, const BatchView& batch,
-                       const AbsorbedBatch& absorbed, const kernels::AttentionMask& mask) {
+void HostAbsorbedMla::plan(const HostShape& shape, const BatchView& batch,
+                           const AbsorbedBatch& absorbed, const kernels::AttentionMask& mask) {
   shape_ = shape;
   batch_ = batch;
   absorbed_ = absorbed;
@@ -61,7 +61,8 @@ void AbsorbedMla::plan(const HostShape& shape, const BatchView& batch,
   schedule_ = shape.kernels->plan_attention(kernel_shape(shape), params_, schedule_memory_);
 }
 
-void AbsorbedMla::run(const LayerTensors& layer, const KvLayerView& cache, ThreadPool& threads) {
+void HostAbsorbedMla::run(const LayerTensors& layer, const KvLayerView& cache,
+                          ThreadPool& threads) {
   if (absorbed_.tokens == 0) return;
   const AttentionSpec& spec = shape_.spec;
   params_.keys.cache = cache;
@@ -83,8 +84,8 @@ void AbsorbedMla::run(const LayerTensors& layer, const KvLayerView& cache, Threa
   if (!absorbed_.whole_batch && layer.lse) scatter_lse(layer.lse.data);
 }
 
-// The pass's queries as f32 [tokens, q_heads, nope + rope]: the layer's own where they are that.
-HeadRows AbsorbedMla::queries(const LayerTensors& layer, ThreadPool& threads) {
+// Returns the pass's queries as f32 [tokens, q_heads, nope + rope]: the layer's own if they are.
+HeadRows HostAbsorbedMla::queries(const LayerTensors& layer, ThreadPool& threads) {
   const AttentionSpec& spec = shape_.spec;
   if (absorbed_.whole_batch && layer.q.dtype == DType::f32 && !layer.mla.q_rope) return layer.q;
   const int32_t width = spec.mla.nope_dim + spec.mla.rope_dim;
@@ -105,7 +106,7 @@ HeadRows AbsorbedMla::queries(const LayerTensors& layer, ThreadPool& threads) {
 }
 
 // queries_ = [q_nope * W_UK | q_rope] per head.
-void AbsorbedMla::absorb(const LayerTensors& layer, const HeadRows& q, ThreadPool& threads) {
+void HostAbsorbedMla::absorb(const LayerTensors& layer, const HeadRows& q, ThreadPool& threads) {
   const AttentionSpec& spec = shape_.spec;
   const MlaWeights weights = with_head_strides(layer.mla.weights, spec);
   kernels::GemmParams gemm;
@@ -130,7 +131,7 @@ void AbsorbedMla::absorb(const LayerTensors& layer, const HeadRows& q, ThreadPoo
 }
 
 // out = latents_ * W_UV^T per head.
-void AbsorbedMla::project_values(const LayerTensors& layer, ThreadPool& threads) {
+void HostAbsorbedMla::project_values(const LayerTensors& layer, ThreadPool& threads) {
   const AttentionSpec& spec = shape_.spec;
   const MlaWeights weights = with_head_strides(layer.mla.weights, spec);
   const bool direct = absorbed_.whole_batch && layer.out.dtype == DType::f32;
@@ -153,7 +154,8 @@ void AbsorbedMla::project_values(const LayerTensors& layer, ThreadPool& threads)
   if (!direct) scatter(out, layer, threads);
 }
 
-void AbsorbedMla::scatter(const HeadRows& from, const LayerTensors& layer, ThreadPool& threads) {
+void HostAbsorbedMla::scatter(const HeadRows& from, const LayerTensors& layer,
+                              ThreadPool& threads) {
   for (size_t i = 0; i < absorbed_.requests.size(); ++i) {
     const int64_t row = absorbed_.q_indptr[i];
     copy_rows({rows_from(from, row), rows_from(layer.out, batch_.q_indptr[absorbed_.requests[i]]),
@@ -162,7 +164,7 @@ void AbsorbedMla::scatter(const HeadRows& from, const LayerTensors& layer, Threa
   }
 }
 
-void AbsorbedMla::scatter_lse(float* lse) {
+void HostAbsorbedMla::scatter_lse(float* lse) {
   const int64_t heads = shape_.spec.q_heads;
   for (size_t i = 0; i < absorbed_.requests.size(); ++i) {
     std::copy(lse_ + absorbed_.q_indptr[i] * heads, lse_ + absorbed_.q_indptr[i + 1] * heads,

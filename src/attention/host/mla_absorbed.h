@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The absorbed form: MQA over the cached latents, one pass for all requests that chose it.
+// The absorbed form: MQA over the cached latents, in one pass for all its requests.
 #pragma once
 
 #include <span>
@@ -12,7 +12,7 @@ namespace fovea {
 // The requests of one pass, in batch order. When every request of the batch is among them the
 // arrays are the batch's own.
 struct AbsorbedBatch {
-  std::span<const int32_t> requests;  // of the batch
+  std::span<const int32_t> requests;  // their numbers in the batch
   bool whole_batch = true;
   int32_t tokens = 0;
   const int32_t* q_indptr = nullptr;
@@ -20,12 +20,12 @@ struct AbsorbedBatch {
   PageTable pages;  // one row per request of the pass
 };
 
-class AbsorbedMla {
+class HostAbsorbedMla {
  public:
   // For passes of max_tokens tokens of `heads` heads, or of fewer tokens of all heads.
   void carve(WorkspaceCarver& workspace, const HostShape& shape, const BatchLimits& limits,
              int32_t heads);
-  // shape: with the heads that run() is for.
+  // shape: has the heads of each run().
   void plan(const HostShape& shape, const BatchView& batch, const AbsorbedBatch& absorbed,
             const kernels::AttentionMask& mask);
   void run(const LayerTensors& layer, const KvLayerView& cache, ThreadPool& threads);
@@ -43,7 +43,7 @@ class AbsorbedMla {
   AbsorbedBatch absorbed_;
   kernels::AttentionParams params_;
   HostKernels::Schedule schedule_;
-  // Both are used twice: for what comes in, then for results.
+  // Both hold inputs first and results later.
   float* queries_ = nullptr;  // [tokens, q_heads, lora + rope]; values [tokens, q_heads, v_dim]
   float* latents_ = nullptr;  // [tokens, q_heads, nope + rope] as f32; [tokens, q_heads, lora]
   float* lse_ = nullptr;      // [tokens, q_heads]

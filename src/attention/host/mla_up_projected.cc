@@ -19,8 +19,8 @@ HostKernels::Shape kernel_shape(const HostShape& shape) {
 
 }  // namespace
 
-void UpProjectedMla::carve(WorkspaceCarver& workspace, const HostShape& shape,
-                           const BatchLimits& limits, int32_t chunk_rows, int32_t heads) {
+void HostUpProjectedMla::carve(WorkspaceCarver& workspace, const HostShape& shape,
+                               const BatchLimits& limits, int32_t chunk_rows, int32_t heads) {
   shape_ = shape;
   const AttentionSpec& spec = shape.spec;
   const int64_t qk_dim = spec.mla.nope_dim + spec.mla.rope_dim;
@@ -45,8 +45,8 @@ void UpProjectedMla::carve(WorkspaceCarver& workspace, const HostShape& shape,
                shape.kernels->attention_workspace_bytes(kernel_shape(some), part)));
 }
 
-void UpProjectedMla::run(const BatchView& batch, int32_t request, const LayerTensors& layer,
-                         const KvLayerView& cache, ThreadPool& threads) {
+void HostUpProjectedMla::run(const BatchView& batch, int32_t request, const LayerTensors& layer,
+                             const KvLayerView& cache, ThreadPool& threads) {
   start(batch, request, layer, threads);
   const int32_t kv_len = batch.kv_lens[request];
   const int32_t cached = kv_len - q_len_;
@@ -57,7 +57,7 @@ void UpProjectedMla::run(const BatchView& batch, int32_t request, const LayerTen
     gather_latents({cache, table, row, begin, end - begin, shape_.spec.mla.row_dim(), latents_},
                    threads);
     project(layer.mla.weights, end - begin, threads);
-    // Queries that stand inside the chunk see part of it, later ones all, earlier ones nothing.
+    // Queries inside the chunk see a part of it, later queries see all, earlier queries nothing.
     const int32_t inside = std::max(begin - cached, 0);
     const int32_t after = std::max(end - cached, 0);
     attend({inside, after, true}, end - begin, threads);
@@ -66,8 +66,8 @@ void UpProjectedMla::run(const BatchView& batch, int32_t request, const LayerTen
   finish(layer, threads);
 }
 
-void UpProjectedMla::start(const BatchView& batch, int32_t request, const LayerTensors& layer,
-                           ThreadPool& threads) {
+void HostUpProjectedMla::start(const BatchView& batch, int32_t request, const LayerTensors& layer,
+                               ThreadPool& threads) {
   const AttentionSpec& spec = shape_.spec;
   first_row_ = batch.q_indptr[request];
   q_len_ = batch.q_indptr[request + 1] - batch.q_indptr[request];
@@ -91,7 +91,7 @@ void UpProjectedMla::start(const BatchView& batch, int32_t request, const LayerT
 }
 
 // k_ = [W_UK * latent | rotary key], v_ = W_UV * latent, per head.
-void UpProjectedMla::project(const MlaWeights& given, int64_t rows, ThreadPool& threads) {
+void HostUpProjectedMla::project(const MlaWeights& given, int64_t rows, ThreadPool& threads) {
   const AttentionSpec& spec = shape_.spec;
   const MlaWeights weights = with_head_strides(given, spec);
   const int32_t qk_dim = spec.mla.nope_dim + spec.mla.rope_dim;
@@ -115,14 +115,14 @@ void UpProjectedMla::project(const MlaWeights& given, int64_t rows, ThreadPool& 
     gemm.out_stride = int64_t{spec.q_heads} * spec.mla.v_dim;
     shape_.kernels->gemm(gemm, threads);
   }
-  // One rotary key for all heads: a head stride of 0 repeats it.
+  // All heads share one rotary key: a head stride of 0 repeats it.
   const HeadRows rope = {latents_ + spec.mla.kv_lora_rank, DType::f32, spec.mla.row_dim(), 0};
   const HeadRows k = dense_rows(k_, DType::f32, spec.q_heads, qk_dim);
   copy_rows({rope, rows_from(k, 0, spec.mla.nope_dim), rows, spec.q_heads, spec.mla.rope_dim},
             threads);
 }
 
-void UpProjectedMla::attend(const Part& part, int32_t keys, ThreadPool& threads) {
+void HostUpProjectedMla::attend(const Part& part, int32_t keys, ThreadPool& threads) {
   if (part.begin >= part.end) return;
   const AttentionSpec& spec = shape_.spec;
   const int64_t heads = spec.q_heads;
@@ -167,7 +167,7 @@ void UpProjectedMla::attend(const Part& part, int32_t keys, ThreadPool& threads)
   shape_.kernels->merge_states(merge, threads);
 }
 
-void UpProjectedMla::finish(const LayerTensors& layer, ThreadPool& threads) {
+void HostUpProjectedMla::finish(const LayerTensors& layer, ThreadPool& threads) {
   const AttentionSpec& spec = shape_.spec;
   const HeadRows out = dense_rows(out_, DType::f32, spec.q_heads, spec.mla.v_dim);
   copy_rows({out, rows_from(layer.out, first_row_), q_len_, spec.q_heads, spec.mla.v_dim}, threads);

@@ -25,7 +25,6 @@ void build_batch_pages(const BatchView& batch, const AttentionSpec& spec, const 
   tokens.page_size = pool.spec().page_size;
   tokens.table = key_table(batch, spec.scope);
   tokens.pages = pool.pages();
-  // 94 us instead of 55 for 32 requests of 4096 tokens in pages of 16, once per pass (2026-11-21).
   tokens.check = PageCheck::every_slot;
   if (spec.scope == AttentionScope::cross) {
     tokens.lens = batch.cross.lens.first(requests);

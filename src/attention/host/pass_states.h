@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention in several passes over keys that no two of them share, joined by LSE.
+// Attention in several passes over disjoint keys, joined by LSE.
 #pragma once
 
 #include "attention/host/backend.h"
@@ -8,20 +8,21 @@ namespace fovea {
 
 class HostPassStates {
  public:
-  // Of up to `passes` passes over batches of up to `tokens` tokens.
+  // Takes buffers for up to `passes` passes over batches of up to `tokens` tokens.
   void carve(WorkspaceCarver& workspace, const HostShape& shape,
              const HostKernels::Shape& kernel_shape, int32_t passes, int64_t tokens);
 
-  // Pass `pass` of a batch. Of `params` the results are left out: they stay here until join().
+  // Runs pass `pass` of a batch. Its results stay here until join(), and those of `params` are not
+  // written.
   void run(int32_t pass, kernels::AttentionParams params, const HostKernels::Schedule& schedule,
            ThreadPool& threads) const;
-  // Writes the results of `params` from those of the first `passes` passes.
+  // Writes the results of `params`, joined from the first `passes` passes.
   void join(int32_t passes, const kernels::AttentionParams& params, ThreadPool& threads) const;
 
  private:
   const HostKernels* kernels_ = nullptr;
   HostKernels::Shape shape_;
-  int64_t rows_ = 0;      // (token, q head) pairs of a pass at most
+  int64_t rows_ = 0;      // (token, q head) pairs of a pass, at most
   float* out_ = nullptr;  // [passes, rows, head_dim_v]
   float* lse_ = nullptr;  // [passes, rows]
 };

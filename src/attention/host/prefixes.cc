@@ -12,11 +12,11 @@ void HostPrefixes::carve(WorkspaceCarver& workspace, const HostShape& shape,
   reserved_ = shares_prefixes(shape.spec) ? limits.prefix_levels : 0;
   if (reserved_ == 0) return;
   rule_ = {max_prefix_q_len(shape.spec), min_saved_keys(shape.cache, limits)};
-  most_tokens_ = max_prefix_tokens(shape.spec, limits);
+  max_tokens_ = max_prefix_tokens(shape.spec, limits);
   const int64_t requests = limits.max_requests;
   // A group has no more tokens than the batch.
   BatchLimits group_limits = limits;
-  group_limits.max_tokens = most_tokens_;
+  group_limits.max_tokens = max_tokens_;
   const size_t bytes = kernels_->attention_workspace_bytes(shape_, group_limits);
   for (Level& level : std::span(levels_).first(reserved_)) {
     level.groups.q_indptr = workspace.take<int32_t>(requests + 1);
@@ -25,7 +25,7 @@ void HostPrefixes::carve(WorkspaceCarver& workspace, const HostShape& shape,
     level.workspace = workspace.take_bytes(bytes);
   }
   first_keys_ = workspace.take<int32_t>(requests);
-  states_.carve(workspace, shape, shape_, reserved_ + 1, most_tokens_);
+  states_.carve(workspace, shape, shape_, reserved_ + 1, max_tokens_);
 }
 
 void HostPrefixes::check_pages(const BatchView& batch, const kernels::AttentionParams& params,
@@ -64,7 +64,7 @@ bool HostPrefixes::plan(const BatchView& batch, const kernels::AttentionParams& 
   used_ = 0;
   if (reserved_ == 0 || batch.hints.shared_prefix.empty()) return false;
   check_pages(batch, params, page_size);
-  if (batch.tokens > most_tokens_) return false;
+  if (batch.tokens > max_tokens_) return false;
   std::array<PrefixLevel, kMaxPrefixLevels> groups;
   for (size_t i = 0; i < groups.size(); ++i) groups[i] = levels_[i].groups;
   used_ = find_prefix_levels(batch, rule_, std::span(groups).first(reserved_), first_keys_);

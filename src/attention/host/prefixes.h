@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cascade attention on the CPU: every level of shared prefixes is a pass over a batch of groups,
-// the keys that belong to no group are the last pass, and the states of all passes are merged.
+// Cascade attention on the CPU. Every level of shared prefixes is a pass over a batch of groups,
+// the last pass attends to the keys outside all groups, and the states of all passes are merged.
 #pragma once
 
 #include <array>
@@ -15,13 +15,13 @@ class HostPrefixes {
   void carve(WorkspaceCarver& workspace, const HostShape& shape,
              const HostKernels::Shape& kernel_shape, const BatchLimits& limits);
 
-  // Gives `params`, which hold the batch and its page table, the first keys of the last pass.
-  // False: nothing is shared and nothing was changed. Throws Error{invalid_argument} where
-  // shared_prefix names tokens in different pages.
+  // Finds the groups of the batch in `params`, which have its page table. Returns false, without
+  // any change, if nothing is shared. Throws Error{invalid_argument} if shared_prefix names tokens
+  // in different pages.
   bool plan(const BatchView& batch, const kernels::AttentionParams& params, int32_t page_size);
   const int32_t* first_keys() const { return first_keys_; }
 
-  // `params` of the whole batch and `schedule` of its last pass.
+  // Attends. `params`: the whole batch. `schedule`: its last pass.
   void run(const kernels::AttentionParams& params, const HostKernels::Schedule& schedule,
            ThreadPool& threads) const;
 
@@ -42,9 +42,9 @@ class HostPrefixes {
   std::array<Level, kMaxPrefixLevels> levels_;
   int32_t reserved_ = 0, used_ = 0;  // levels
   PrefixRule rule_;
-  int32_t most_tokens_ = 0;        // of a pass with groups
-  int32_t* first_keys_ = nullptr;  // [requests] of the last pass
-  HostPassStates states_;          // of the last pass, then of the levels
+  int32_t max_tokens_ = 0;         // limit of passes with groups
+  int32_t* first_keys_ = nullptr;  // [requests] first keys of the last pass
+  HostPassStates states_;          // the last pass, then the levels
 };
 
 }  // namespace fovea

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows moved between layouts and dtypes, with no arithmetic but the conversion.
+// Copies rows between layouts and dtypes, without arithmetic except the conversion.
 #pragma once
 
 #include <cstdint>

@@ -13,7 +13,7 @@
 namespace fovea {
 namespace {
 
-// Through f32 copies, which grow with the largest call.
+// Merges f32 copies of both states. The copies grow with the largest call.
 class HostMerger final : public StateMerger {
  public:
   HostMerger(const StateShape& shape, ThreadPool& threads) : shape_(shape), threads_(threads) {}
@@ -56,7 +56,7 @@ class HostMerger final : public StateMerger {
 
   const StateShape shape_;
   ThreadPool& threads_;
-  std::vector<float> out_, lse_;  // of both states
+  std::vector<float> out_, lse_;  // both states
 };
 
 }  // namespace

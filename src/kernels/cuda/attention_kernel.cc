@@ -14,7 +14,7 @@ int32_t rounded_up(int32_t dim) { return (dim + 15) / 16 * 16; }
 }  // namespace
 
 // Every request with rows adds less than one tile to the batch's rows / row_tile.
-int64_t most_tiles(const AttentionSpec& spec, const BatchLimits& limits, int32_t row_tile) {
+int64_t max_tiles(const AttentionSpec& spec, const BatchLimits& limits, int32_t row_tile) {
   const int64_t group = spec.q_heads / spec.kv_heads;
   const int64_t filled = std::min(limits.max_requests, limits.max_tokens);
   return (limits.max_tokens * group + filled * (row_tile - 1)) / row_tile;
@@ -23,8 +23,8 @@ int64_t most_tiles(const AttentionSpec& spec, const BatchLimits& limits, int32_t
 WorkList carve_work_list(WorkspaceCarver& workspace, const AttentionSetup& setup,
                          const BatchLimits& limits, RowTiles row_tiles, int32_t ctas) {
   const AttentionSpec& spec = setup.spec;
-  const int64_t tiles = most_tiles(spec, limits, row_tiles.least);
-  const int64_t partial_rows = 2 * int64_t{ctas} * row_tiles.most;
+  const int64_t tiles = max_tiles(spec, limits, row_tiles.min);
+  const int64_t partial_rows = 2 * int64_t{ctas} * row_tiles.max;
   WorkList work{};
   work.ctas = ctas;
   work.items = workspace.take<WorkItem>(tiles * spec.kv_heads + ctas);

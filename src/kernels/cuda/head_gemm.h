@@ -37,7 +37,7 @@ class HopperHeadGemm {
   // Returns whether this kernel is faster than portable/head_gemm.
   bool serves(const HeadGemmParams& params) const;
   // Enqueues the products, as HeadGemm::run().
-  void run(const HeadGemmParams& params, Stream stream) const;
+  void run(const HeadGemmParams& params, gpu::Launcher launcher) const;
 
  private:
   WeightOrder order_;
@@ -57,7 +57,7 @@ class HeadGemm {
 
   // Enqueues the products; sets row_tiles and groups. Legal in a capture. Weights may be read
   // before preceding work of the stream has ended.
-  void run(HeadGemmParams params, Stream stream) const;
+  void run(HeadGemmParams params, gpu::Launcher launcher) const;
 
  private:
   std::array<Kernel, 3> few_;  // by rows of a tile

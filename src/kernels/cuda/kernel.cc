@@ -38,17 +38,20 @@ Kernel::Kernel(const gpu::KernelVariant& variant, gpu::KernelStore& store) {
   }
 }
 
-void Kernel::launch_with(GridSize grid, const void* params, size_t bytes, Stream stream,
-                         bool overlapped, uint32_t cluster) const {
+void Kernel::launch(GridSize grid, gpu::ParamBlock params, gpu::Launcher launcher,
+                    LaunchOptions options) const {
   if (grid.x == 0 || grid.y == 0) return;
-  gpu::launch({.function = function_,
-               .grid_x = grid.x,
-               .grid_y = grid.y,
-               .threads = static_cast<unsigned>(traits_.threads),
-               .shared_bytes = static_cast<unsigned>(traits_.shared_bytes),
-               .cluster = cluster,
-               .overlapped = overlapped && overlaps_},
-              params, bytes, stream);
+  const gpu::KernelLaunch launch = {.function = function_,
+                                    .grid_x = grid.x,
+                                    .grid_y = grid.y,
+                                    .threads = static_cast<unsigned>(traits_.threads),
+                                    .shared_bytes = static_cast<unsigned>(traits_.shared_bytes),
+                                    .cluster = options.cluster,
+                                    .overlapped = options.overlapped && overlaps_};
+  if (launcher.group != nullptr) return launcher.group->add(launch, params);
+  const gpu::LaunchConfig config(launch, launcher.stream);
+  void* data = const_cast<void*>(params.data());
+  gpu::check(gpu::driver().launch(config.get(), function_, &data, nullptr), "cuLaunchKernelEx");
 }
 
 void Kernel::allow_large_clusters() const {

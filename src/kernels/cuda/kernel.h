@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A variant loaded onto the current GPU, ready to launch.
+// A variant that is loaded onto the current GPU.
 #pragma once
 
 #include <cstdint>
@@ -15,38 +15,34 @@ struct GridSize {
   uint32_t x = 1, y = 1;
 };
 
-// Looked up once, when a backend is built. Needs the context it was loaded in to be current.
+struct LaunchOptions {
+  // The kernel waits for the preceding one in the stream itself (griddepcontrol), so that it can be
+  // set up while that one still runs. No effect before sm_90.
+  bool overlapped = false;
+  uint32_t cluster = 1;  // blocks of a cluster of neighbours; divides the grid's x
+};
+inline constexpr LaunchOptions kOverlapped = {.overlapped = true};
+
+// Loaded once, when a backend is built. Launches need the context of that time to be current.
 class Kernel {
  public:
   Kernel() = default;
-  // Error{unsupported} when the machine code cannot be had (see KernelStore), {device_failure} when
-  // it does not load.
+  // Throws Error{unsupported} if the store has no machine code and cannot compile it, and
+  // Error{device_failure} if the code does not load.
   Kernel(const gpu::KernelVariant& variant, gpu::KernelStore& store);
 
-  // Enqueues one launch. Params is what the kernel takes by value; grids of zero blocks do nothing.
-  // Neighbouring blocks form clusters of `cluster`, which divides grid.x.
-  template <typename Params>
-  void launch(GridSize grid, const Params& params, Stream stream, uint32_t cluster = 1) const {
-    launch_with(grid, &params, sizeof(params), stream, false, cluster);
-  }
+  // Enqueues one launch with what the kernel takes by value. Grids of zero blocks do nothing.
+  void launch(GridSize grid, gpu::ParamBlock params, gpu::Launcher launcher,
+              LaunchOptions options = {}) const;
 
-  // As launch(), of a kernel that waits for the one before it in the stream itself
-  // (griddepcontrol): it is set up while that one still runs; before sm_90 not.
-  template <typename Params>
-  void launch_overlapped(GridSize grid, const Params& params, Stream stream,
-                         uint32_t cluster = 1) const {
-    launch_with(grid, &params, sizeof(params), stream, true, cluster);
-  }
-
-  // Lets clusters of more than eight blocks be launched, which not every GPU of the architecture
-  // has to run.
+  // Allows clusters of more than eight blocks, which not every GPU of the architecture can run.
   void allow_large_clusters() const;
 
-  // How many clusters of so many blocks run at the same time on the current GPU, 0 where they do
-  // not run at all. sm_90 and later.
+  // Returns how many clusters of `cluster` blocks run at the same time on the current GPU; 0: none
+  // can. For sm_90 and later.
   int active_clusters(uint32_t cluster) const;
 
-  // Error{corrupt_file} where the kernel says that it has none.
+  // Throw Error{corrupt_file} if the kernel's traits have no such tile.
   int row_tile() const { return tile_of(traits_.row_tile); }
   int key_tile() const { return tile_of(traits_.key_tile); }
 
@@ -56,13 +52,11 @@ class Kernel {
     fail(ErrorCode::corrupt_file, "a kernel that works by tiles says that its tiles have {} rows",
          tile);
   }
-  void launch_with(GridSize grid, const void* params, size_t bytes, Stream stream, bool overlapped,
-                   uint32_t cluster) const;
 
   gpu::Owned<CUmod_st> module_;
-  gpu::CUfunction function_ = nullptr;  // of the module
+  gpu::CUfunction function_ = nullptr;  // in the module
   Traits traits_{};
-  bool overlaps_ = false;  // the architecture knows griddepcontrol
+  bool overlaps_ = false;  // the architecture has griddepcontrol
 };
 
 }  // namespace fovea::kernels::cuda

@@ -6,26 +6,24 @@
 #include <string>
 
 #include "core/check.h"
-#include "core/rounding.h"
 #include "core/workspace_carver.h"
-#include "kernels/cuda/attention_kernel.h"
+#include "kernels/cuda/sm90/bounds.h"
 #include "kernels/mla_row.h"
 
 namespace fovea::kernels::cuda {
 namespace {
-
-// Clusters leave some multiprocessors idle but save the merge, which takes as long as two key tiles
-// of 16 rows. So blocks in clusters may have two tiles more, or one part in kMoreTilesPart more,
-// and in larger clusters no more than in smaller ones. Against blocks of 64 rows, clusters are
-// faster up to kMaxTilesForWide tiles (chosen on H200, 2026-11-22).
-constexpr int32_t kMoreTilesPart = 8;
-constexpr int32_t kMaxTilesForWide = 5;
 
 bool has_joins(const MlaDecodeSetup& setup, MlaJoins joins) {
   return !setup.batch_invariant && setup.family->joins && setup.family->joins(setup, joins);
 }
 MlaJoins usual_joins(const MlaDecodeSetup& setup) {
   return has_joins(setup, MlaJoins::blocks) ? MlaJoins::blocks : MlaJoins::merge;
+}
+
+hopper::MlaForms joins_of(const MlaDecodeSetup& setup) {
+  return {.usual = usual_joins(setup),
+          .pairs = has_joins(setup, MlaJoins::pairs),
+          .clusters = has_joins(setup, MlaJoins::clusters)};
 }
 
 void check_setup(const MlaDecodeSetup& setup) {
@@ -139,70 +137,39 @@ size_t MlaDecode::workspace_bytes(const MlaDecodeSetup& setup, const BatchLimits
 void MlaDecode::reserve(const BatchLimits& limits, std::byte* workspace) {
   WorkspaceCarver carver(workspace);
   work_ = reserved_ = carve(carver, setup_, limits);
-  limits_ = {limits.max_q_len, limits.max_kv_len};
+  limits_ = limits;
 }
 
-void MlaDecode::choose_joins(const BatchParams& batch, const MlaBounds& bounds) {
-  joins_ = usual_joins(setup_);
-  work_ = reserved_;
-  if (batch.requests == 0) return;
-  const int64_t rows =
-      int64_t{bounds.max_q_len > 0 ? bounds.max_q_len : limits_.max_q_len} * batch.q_heads;
-  // Pairs are for batches whose requests are one row tile with two workers each: joining the two
-  // parts leaves less to merge. Elsewhere the longer kernel is slower (chosen on H200, 2026-11-22).
-  if (has_joins(setup_, MlaJoins::pairs) && rows <= row_tile(setup_) &&
-      work_.workers / batch.requests == kPairWorkers) {
-    joins_ = MlaJoins::pairs;
-    work_.workers -= work_.workers % kPairWorkers;
-  }
-  const int64_t tiles = batch.requests * ceil_div(rows, kMlaClusterRows);
-  const int64_t keys = bounds.max_kv_len > 0 ? bounds.max_kv_len : limits_.max_kv_len;
-  const int64_t key_tiles = ceil_div(keys, kBlockKeys);
-  const int64_t otherwise = ceil_div(tiles * key_tiles, reserved_.workers);
-  int64_t max_tiles = row_tile(setup_) > kMlaClusterRows  // limit of a block
-                          ? kMaxTilesForWide
-                          : otherwise + std::max<int64_t>(2, otherwise / kMoreTilesPart);
-  bool in_one = false;
-  for (const Clusters& clusters : clusters_) {
-    if (tiles == 0 || tiles > clusters.count) continue;
-    const int64_t own = ceil_div(key_tiles, clusters.count / tiles * clusters.blocks);
-    if (own > max_tiles) continue;
-    // Larger clusters only if they hold all parts of a tile and smaller ones do not.
-    const bool whole = ceil_div(key_tiles, own) <= clusters.blocks;
-    if (joins_ == MlaJoins::clusters && (in_one || !whole)) continue;
-    in_one = whole;
-    max_tiles = own;
-    joins_ = MlaJoins::clusters;
-    work_.workers = clusters.count * clusters.blocks;
-    work_.cluster = clusters.blocks;
-  }
-}
-
-void MlaDecode::plan(const BatchParams& batch, const MlaBounds& bounds, const PlanCompany& company,
-                     Stream stream, const uint8_t* skip) {
+void MlaDecode::plan(const PlanRequest& request, PlanQueue& plans, const uint8_t* skip) {
   check_argument(reserved_.items != nullptr, "plan() before reserve()");
-  batch_ = batch;
-  choose_joins(batch, bounds);
-  prefix_written_ = bounds.prefix_written;
+  batch_ = request.batch;
+  const hopper::MlaChoice choice =
+      hopper::choose_mla(joins_of(setup_), row_tile(), reserved_.workers, clusters_,
+                         hopper::bounds_of(request, limits_));
+  joins_ = choice.joins;
+  work_ = reserved_;
+  work_.workers = choice.workers;
+  work_.cluster = choice.cluster;
+  prefix_written_ = request.keys.prefix_written;
   list_complete_ = false;
   const MlaPlan& plan = joins_ == MlaJoins::clusters ? plan_clusters_ : plan_;
-  plan.run({batch, skip, work_, setup_.batch_invariant, joins_}, company, stream);
+  plan.add({batch_, skip, work_, setup_.batch_invariant, joins_}, plans);
 }
 
-void MlaDecode::decode(const MlaDecodeTensors& tensors, Stream stream) const {
-  check_argument(reserved_.items != nullptr, "decode() before reserve()");
+void MlaDecode::attend(const MlaDecodeTensors& tensors, gpu::Launcher launcher) const {
+  check_argument(reserved_.items != nullptr, "attend() before reserve()");
   if (batch_.requests == 0 || tensors.tokens == 0) return;
   const Kernel& kernel = joins_ == MlaJoins::clusters ? decode_clusters_
                          : joins_ == MlaJoins::pairs  ? decode_pairs_
                                                       : decode_;
   setup_.family->attend(
       {setup_, tensors, batch_, work_, list_complete_, list_complete_ && prefix_written_, maps_},
-      kernel, stream);
+      kernel, launcher);
   list_complete_ = true;
   if (setup_.batch_invariant || joins_ == MlaJoins::clusters || joins_ == MlaJoins::blocks) return;
   merge_.run({work_, tensors.out, tensors.out_token_stride, tensors.out_head_stride, tensors.lse,
               setup_.q_heads},
-             stream);
+             launcher);
 }
 
 }  // namespace fovea::kernels::cuda

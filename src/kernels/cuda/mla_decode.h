@@ -12,12 +12,13 @@
 #include "fovea/dtype.h"
 #include "gpu/kernel_pack.h"
 #include "gpu/tensor_map.h"
+#include "kernels/cuda/attention_kernel.h"
 #include "kernels/cuda/common/mla_params.h"
-#include "kernels/cuda/common/plan_launch.h"
 #include "kernels/cuda/family.h"
 #include "kernels/cuda/kernel.h"
 #include "kernels/cuda/portable/mla_merge/launch.h"
 #include "kernels/cuda/portable/mla_plan/launch.h"
+#include "kernels/cuda/sm90/choose.h"
 
 namespace fovea::kernels::cuda {
 
@@ -29,10 +30,6 @@ enum class MlaCache : uint8_t {
   e4m3,        // rank + rope f8e4m3 elements, times MlaDecodeTensors::cache_scale
   fp8_rows,    // KvLayout::mla_fp8_rows; rank 512, rope 64
 };
-
-// Rows of a block where blocks join parts in clusters. With 64 rows sending parts takes as long as
-// a merge (chosen on H200, 2026-11-22).
-constexpr int32_t kMlaClusterRows = 16;
 
 struct MlaFamily;
 const MlaFamily& hopper_mla();    // sm90/mla_decode, mla_decode_16 and mla_decode_fp8_narrow
@@ -91,15 +88,8 @@ struct MlaPass {
   const BatchParams& batch;
   const MlaWorkList& work;
   bool list_complete;  // a layer of the plan has been enqueued before
-  bool keys_complete;  // list_complete and MlaBounds::prefix_written
+  bool keys_complete;  // list_complete and ExpectedKeys::prefix_written
   MlaDecodeMaps& maps;
-};
-
-// Bounds of a batch that the host knows; a captured pass keeps them. Lengths choose kernels; 0: use
-// the limits.
-struct MlaBounds {
-  int32_t max_q_len = 0, max_kv_len = 0;
-  bool prefix_written = false;  // BatchHints::prefix_written
 };
 
 // The attention kernels between portable/mla_plan and portable/mla_merge. Their folder defines it.
@@ -114,7 +104,7 @@ struct MlaFamily {
   gpu::KernelVariant (*variant)(const MlaDecodeSetup& setup, MlaJoins joins) = nullptr;
   // Returns whether there is such a variant; `blocks` replaces `merge`. Null: only `merge`.
   bool (*joins)(const MlaDecodeSetup& setup, MlaJoins joins) = nullptr;
-  void (*attend)(const MlaPass& pass, const Kernel& kernel, Stream stream) = nullptr;
+  void (*attend)(const MlaPass& pass, const Kernel& kernel, gpu::Launcher launcher) = nullptr;
 };
 
 class MlaDecode {
@@ -132,32 +122,25 @@ class MlaDecode {
   // Returns an upper bound over every batch within the setup and the limits. Uses no device.
   static size_t workspace_bytes(const MlaDecodeSetup& setup, const BatchLimits& limits);
   // Takes 64-byte aligned device memory of workspace_bytes. Its contents are undefined before
-  // plan() and must not change until the last decode().
+  // plan() and must not change until the last attend().
   void reserve(const BatchLimits& limits, std::byte* workspace);
 
-  // Enqueues the plan of a pass, from lengths on the device to the work of all layers. Masks:
+  // Adds the plan of a pass, from lengths on the device to the work of all layers. Masks:
   // causal, tree and, with MlaDecodeSetup::windowed, window, with positions of at most 64 new
   // tokens a request. skip: [requests] on the device, 1: the request's rows are left untouched; or
   // null.
-  void plan(const BatchParams& batch, const MlaBounds& bounds, const PlanCompany& company,
-            Stream stream, const uint8_t* skip = nullptr);
+  void plan(const PlanRequest& request, PlanQueue& plans, const uint8_t* skip = nullptr);
   // Enqueues one layer of the planned batch. Both calls are legal in a capture.
-  void decode(const MlaDecodeTensors& tensors, Stream stream) const;
+  void attend(const MlaDecodeTensors& tensors, gpu::Launcher launcher) const;
 
  private:
-  void choose_joins(const BatchParams& batch, const MlaBounds& bounds);
-
   MlaDecodeSetup setup_;
   MlaPlan plan_, plan_clusters_;
   Kernel decode_, decode_pairs_, decode_clusters_;
   MlaMergeKernel merge_;
-  struct Clusters {
-    int32_t blocks;  // blocks of a cluster
-    int32_t count;   // clusters that run at the same time
-  };
-  std::vector<Clusters> clusters_;  // smaller ones first
+  std::vector<hopper::ClusterCapacity> clusters_;  // by size
   MlaWorkList reserved_{};
-  MlaBounds limits_{1, 0};
+  BatchLimits limits_;
   // State of the planned batch.
   MlaWorkList work_{};
   MlaJoins joins_ = MlaJoins::merge;

@@ -53,7 +53,7 @@ class MlaProject {
   MlaProject(const MlaProjectSetup& setup, gpu::KernelStore& store);
 
   // Enqueues the products; legal in a capture.
-  void run(const MlaProjectTensors& tensors, Stream stream) const;
+  void run(const MlaProjectTensors& tensors, gpu::Launcher launcher) const;
 
  private:
   MlaProjectSetup setup_;

@@ -26,7 +26,7 @@ struct alignas(16) DecodeItem {
   int32_t heads;  // kv heads from kv_head on, each with such a tile; partial rows lie head by head
 };
 
-// The stretch of the work list that one CTA works on.
+// The range of the work list that one CTA computes.
 struct alignas(16) DecodeRange {
   int32_t begin;  // items
   int32_t end;
@@ -35,7 +35,7 @@ struct alignas(16) DecodeRange {
   // 1 if those CTAs leave multiprocessors idle, which then copy for the next kernel; all stages of
   // the rings may be used.
   int32_t leaves_idle;
-  DecodeItem first;  // items[begin] once more, so that a CTA needs one read to start
+  DecodeItem first;  // copy of items[begin], so that a CTA starts after one read
 };
 
 // The work list that plan writes and attention reads, in device memory inside the workspace. It is
@@ -51,7 +51,7 @@ struct DecodeWork {
   int32_t* tickets;     // [2 * ctas] finished parts of the tile that begins in this slot
   int32_t ctas;
   int32_t max_heads;           // heads of an item; divides kv_heads
-  int32_t least_units;         // no more CTAs take part than have so many units of work each
+  int32_t min_units;           // no more CTAs take part than have so many units of work each
   int32_t cluster;             // CTAs of a cluster, divides ctas; 1: no clusters
   int32_t cluster_part_units;  // parts in clusters may be so long even if CTAs stay idle
 };
@@ -70,7 +70,7 @@ struct DecodePlanParams {
   DecodeWork list;
   // Next to a concurrent kernel (batch.max_planned_q_len > 0) the list gets so many CTAs that both
   // end together, but at least these, because fewer do not saturate the memory.
-  int32_t least_ctas;
+  int32_t min_ctas;
   // (query token, key) pairs that the other kernel finishes while this one finishes a unit, if each
   // has the whole device.
   float pairs_per_unit;

@@ -16,7 +16,7 @@ __device__ inline int quotient(int value, int by) {
 }
 
 // Corrects an estimated quotient that is off by one at most. There is no loop because
-// sm90/pass_plan must stay small: it runs once a pass, from cold instruction caches.
+// sm90/joint_plan must stay small: it runs once a pass, from cold instruction caches.
 __device__ inline int put_right(int estimate, int value, int by) {
   const int rest = value - estimate * by;
   return estimate + (rest >= by) - (rest < 0);

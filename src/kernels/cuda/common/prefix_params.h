@@ -15,8 +15,8 @@ constexpr int32_t kMaxPlanBlocks = 12;
 
 constexpr int32_t kJoinWarps = 8;  // warps of a block of the join; each takes a row
 
-// The groups of one level as a batch of their own: request i stands for the group that begins with
-// it. As fovea::PrefixLevel.
+// The groups of one level as a batch: request i stands for the group that begins with it. As
+// fovea::PrefixLevel.
 struct PrefixGroups {
   int32_t* q_indptr;    // [requests + 1]
   int32_t* kv_lens;     // [requests], 0 where no group begins

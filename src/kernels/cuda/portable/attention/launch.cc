@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// plan, attention, merge: three launches over one work list. Two families of the same kernel: for
-// decode with tiles of 16 rows, for everything else with larger ones.
+// Three launches over one work list: plan, attention, merge. The kernel makes two families: decode
+// has tiles of 16 rows, prefill larger ones.
 #include "kernels/cuda/portable/merge/launch.h"
 
 #include "core/check.h"
@@ -11,12 +11,12 @@ namespace fovea::kernels::cuda {
 namespace {
 
 constexpr std::string_view kFolder = "portable/attention";
-// Shared memory and registers leave room for two CTAs an SM.
+// Shared memory and registers leave room for two CTAs per SM.
 constexpr int32_t kBlocksPerSm = 2;
 constexpr int32_t kMaxHeadDim = 256;
 constexpr int32_t kDecodeRows = 16;
 
-// Sums of 32 rows a warp fit its registers up to 128 columns.
+// The registers of a warp hold sums of 32 rows up to 128 columns.
 template <bool kDecode>
 int32_t row_tile(const AttentionSpec& spec) {
   return kDecode ? kDecodeRows : spec.head_dim_v <= 128 ? 128 : 64;
@@ -84,22 +84,20 @@ class PortableAttention final : public AttentionKernel {
     work_ = carve(carver, setup_, limits, row_tile_);
   }
 
-  void expect_groups(int32_t, bool) override { groups_ = true; }
-
-  void plan(const BatchParams& batch, int32_t, PassPlan& pass) override {
-    const PlanParams plan{batch, work_, setup_.spec.batch_invariant};
-    if (groups_) {
+  void plan(const PlanRequest& request, PlanQueue& pass) override {
+    const PlanParams plan{request.batch, work_, setup_.spec.batch_invariant};
+    if (request.role == PassRole::groups) {
       pass.add_groups(plan_, plan);
     } else {
       pass.add(plan_, plan);
     }
   }
 
-  void attend(const AttentionParams& given, int32_t, Stream stream) override {
+  void attend(const AttentionParams& given, int32_t, gpu::Launcher launcher) override {
     AttentionParams params = given;
     params.work = work_;
-    attention_.launch({static_cast<uint32_t>(work_.ctas)}, params, stream);
-    merge_.run(params, stream);
+    attention_.launch({static_cast<uint32_t>(work_.ctas)}, params, launcher);
+    merge_.run(params, launcher);
   }
 
  private:
@@ -108,7 +106,6 @@ class PortableAttention final : public AttentionKernel {
   Kernel plan_, attention_;
   Merge merge_;
   WorkList work_{};
-  bool groups_ = false;
 };
 
 template <bool kDecode>

@@ -51,8 +51,8 @@ HeadGemm::HeadGemm(const HeadGemmSetup& setup, gpu::KernelStore& store) {
   if (setup.hopper) hopper_.emplace(setup, store);
 }
 
-void HeadGemm::run(HeadGemmParams params, Stream stream) const {
-  if (hopper_ && hopper_->serves(params)) return hopper_->run(params, stream);
+void HeadGemm::run(HeadGemmParams params, gpu::Launcher launcher) const {
+  if (hopper_ && hopper_->serves(params)) return hopper_->run(params, launcher);
   const int64_t products = int64_t{params.tokens} * params.heads * params.n * params.k;
   // Small tiles do not check whether all of their rows are skipped.
   const int64_t max_products = params.skip ? kManyProducts / 4 : kManyProducts;
@@ -70,8 +70,8 @@ void HeadGemm::run(HeadGemmParams params, Stream stream) const {
   const GridSize grid{static_cast<uint32_t>(params.row_tiles * params.groups)};
   // Blocks that start early crowd onto the multiprocessors that become idle first. Waiting for
   // weights does not suffer from that, but products do, so the large tile is not launched early.
-  if (few) return shape.launch_overlapped(grid, params, stream);
-  (several ? several_tiles_ : many_).launch(grid, params, stream);
+  if (few) return shape.launch(grid, params, launcher, kOverlapped);
+  (several ? several_tiles_ : many_).launch(grid, params, launcher);
 }
 
 }  // namespace fovea::kernels::cuda

@@ -15,9 +15,10 @@ gpu::KernelVariant kv_write_variant(DType written, DType stored, int sm) {
   return make_variant(family("portable/kv_write"), {*from, *to}, sm);
 }
 
-void KvWrite::run(const KvWriteParams& params, int32_t tokens, Stream stream) const {
+void KvWrite::run(const KvWriteParams& params, int32_t tokens, gpu::Launcher launcher) const {
   const int64_t rows = int64_t{tokens} * (params.kv_heads + params.q_heads);
-  kernel_.launch_overlapped({static_cast<uint32_t>(ceil_div(rows, kWriteWarps))}, params, stream);
+  kernel_.launch({static_cast<uint32_t>(ceil_div(rows, kWriteWarps))}, params, launcher,
+                 kOverlapped);
 }
 
 }  // namespace fovea::kernels::cuda

@@ -19,7 +19,7 @@ class KvWrite {
   KvWrite(const gpu::KernelVariant& variant, gpu::KernelStore& store) : kernel_(variant, store) {}
 
   // Enqueues the write of the rows of up to `tokens` tokens.
-  void run(const KvWriteParams& params, int32_t tokens, Stream stream) const;
+  void run(const KvWriteParams& params, int32_t tokens, gpu::Launcher launcher) const;
 
  private:
   Kernel kernel_;

@@ -35,10 +35,10 @@ gpu::KernelVariant merge_variant(int32_t row_tile, DType out, int sm) {
   return make_variant(family("portable/merge"), {std::to_string(row_tile), *type}, sm);
 }
 
-void Merge::run(const AttentionParams& params, Stream stream) const {
+void Merge::run(const AttentionParams& params, gpu::Launcher launcher) const {
   const GridSize grid{static_cast<uint32_t>(params.work.ctas),
                       static_cast<uint32_t>(kernel_.row_tile() / kBlockRows)};
-  kernel_.launch_overlapped(grid, merge_params(params), stream);
+  kernel_.launch(grid, merge_params(params), launcher, kOverlapped);
 }
 
 }  // namespace fovea::kernels::cuda

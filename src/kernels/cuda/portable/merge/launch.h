@@ -20,7 +20,7 @@ class Merge {
 
   // Enqueues the merge of what attention with these parameters left in params.work, whose kernel is
   // the preceding one in the stream.
-  void run(const AttentionParams& params, Stream stream) const;
+  void run(const AttentionParams& params, gpu::Launcher launcher) const;
 
  private:
   Kernel kernel_;

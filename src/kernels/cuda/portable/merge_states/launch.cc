@@ -24,15 +24,15 @@ int64_t MergeStates::blocks(const MergeStatesParams& params) const {
   return ceil_div(int64_t{params.tokens} * params.heads, int64_t{kernel_.row_tile()});
 }
 
-void MergeStates::run(const MergeStatesParams& params, Stream stream) const {
-  kernel_.launch({static_cast<uint32_t>(blocks(params))}, params, stream);
+void MergeStates::run(const MergeStatesParams& params, gpu::Launcher launcher) const {
+  kernel_.launch({static_cast<uint32_t>(blocks(params))}, params, launcher);
 }
 
-void MergeStates::run_overlapped(const MergeStatesParams& params, Stream stream) const {
+void MergeStates::run_overlapped(const MergeStatesParams& params, gpu::Launcher launcher) const {
   // More blocks than the GPU holds cost time where the part turns out to be empty.
   constexpr int64_t kMaxBlocks = 1024;
-  kernel_.launch_overlapped({static_cast<uint32_t>(std::min(blocks(params), kMaxBlocks))}, params,
-                            stream);
+  kernel_.launch({static_cast<uint32_t>(std::min(blocks(params), kMaxBlocks))}, params, launcher,
+                 kOverlapped);
 }
 
 }  // namespace fovea::kernels::cuda

@@ -18,10 +18,10 @@ class MergeStates {
   MergeStates(DType dtype, int sm, gpu::KernelStore& store);
 
   // Enqueues the merge.
-  void run(const MergeStatesParams& params, Stream stream) const;
+  void run(const MergeStatesParams& params, gpu::Launcher launcher) const;
   // Enqueues the merge so that it may start before the preceding kernel has ended, with a bounded
   // number of blocks.
-  void run_overlapped(const MergeStatesParams& params, Stream stream) const;
+  void run_overlapped(const MergeStatesParams& params, gpu::Launcher launcher) const;
 
  private:
   int64_t blocks(const MergeStatesParams& params) const;

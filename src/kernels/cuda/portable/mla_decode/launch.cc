@@ -47,7 +47,7 @@ gpu::KernelVariant variant(const MlaDecodeSetup& setup, MlaJoins) {
                       setup.sm);
 }
 
-void attend(const MlaPass& pass, const Kernel& kernel, Stream stream) {
+void attend(const MlaPass& pass, const Kernel& kernel, gpu::Launcher launcher) {
   const MlaDecodeTensors& tensors = pass.tensors;
   const int64_t bytes = pass.setup.cache == MlaCache::as_queries ? sizeof(uint16_t) : 1;
   PortableMlaParams params{};
@@ -73,7 +73,7 @@ void attend(const MlaPass& pass, const Kernel& kernel, Stream stream) {
   params.cache_scale_stride = pass.setup.scale_per_token ? 1 : 0;
   params.work = pass.work;
   const GridSize grid{static_cast<uint32_t>(pass.work.workers)};
-  kernel.launch_overlapped(grid, params, stream);
+  kernel.launch(grid, params, launcher, kOverlapped);
 }
 
 }  // namespace

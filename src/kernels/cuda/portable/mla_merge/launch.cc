@@ -16,10 +16,10 @@ gpu::KernelVariant mla_merge_variant(const MlaMergeSetup& setup) {
                       setup.sm);
 }
 
-void MlaMergeKernel::run(const MlaMergeParams& params, Stream stream) const {
+void MlaMergeKernel::run(const MlaMergeParams& params, gpu::Launcher launcher) const {
   constexpr uint32_t kBlocksPerSm = 2;
   const GridSize grid{kBlocksPerSm * static_cast<uint32_t>(multiprocessors_)};
-  kernel_.launch_overlapped(grid, params, stream);
+  kernel_.launch(grid, params, launcher, kOverlapped);
 }
 
 }  // namespace fovea::kernels::cuda

@@ -26,7 +26,7 @@ class MlaMergeKernel {
       : kernel_(mla_merge_variant(setup), store), multiprocessors_(setup.multiprocessors) {}
 
   // Enqueues the merge of what the preceding kernel in the stream leaves in params.work.
-  void run(const MlaMergeParams& params, Stream stream) const;
+  void run(const MlaMergeParams& params, gpu::Launcher launcher) const;
 
  private:
   Kernel kernel_;

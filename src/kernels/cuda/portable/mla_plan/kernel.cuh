@@ -13,7 +13,7 @@
 
 #include "kernels/cuda/common/division.cuh"
 #include "kernels/cuda/common/mla_params.h"
-#include "kernels/cuda/common/plan_launch.cuh"
+#include "kernels/cuda/common/plan_kernel.cuh"
 #include "kernels/cuda/common/scan.cuh"
 #include "kernels/cuda/portable/mla_plan/tiles.cuh"
 
@@ -42,7 +42,7 @@ struct MlaPlanConfig : MlaTiles<kRowTile> {
   using Visited = typename Tiles::Visited;
   using Totals = typename Tiles::Totals;
   using Tiles::divided;
-  using Params = PlanLaunch<MlaPlanParams>;
+  using Params = PlanKernelParams<MlaPlanParams>;
   static constexpr int kBlocksPerSm = 1;
   static_assert(kPlanThreads >= kMlaMaxWorkers);
 

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "kernels/cuda/common/mla_params.h"
-#include "kernels/cuda/common/plan_launch.h"
 #include "kernels/cuda/kernel.h"
+#include "kernels/cuda/plan_queue.h"
 
 namespace fovea::kernels::cuda {
 
@@ -18,8 +18,8 @@ class MlaPlan {
   MlaPlan(int32_t row_tile, int sm, gpu::KernelStore& store)
       : kernel_(mla_plan_variant(row_tile, sm), store) {}
 
-  // Enqueues the plan; the launch also does the work of `company`.
-  void run(const MlaPlanParams& params, const PlanCompany& company, Stream stream) const;
+  // Adds the plan to those of the pass.
+  void add(const MlaPlanParams& params, PlanQueue& plans) const { plans.add(kernel_, params); }
 
  private:
   Kernel kernel_;

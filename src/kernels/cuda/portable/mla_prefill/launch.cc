@@ -37,16 +37,17 @@ MlaPrefillSteps::MlaPrefillSteps(DType stored, DType multiplied, int sm, gpu::Ke
   join_ = Kernel(needed[2], store);
 }
 
-void MlaPrefillSteps::choose_forms(const MlaFormsParams& params, Stream stream) const {
-  forms_.launch_overlapped({}, params, stream);
+void MlaPrefillSteps::choose_forms(const MlaFormsParams& params, gpu::Launcher launcher) const {
+  forms_.launch({}, params, launcher, kOverlapped);
 }
 
-void MlaPrefillSteps::gather(const MlaGatherParams& params, Stream stream) const {
-  gather_.launch_overlapped({blocks(params.max_rows, gather_)}, params, stream);
+void MlaPrefillSteps::gather(const MlaGatherParams& params, gpu::Launcher launcher) const {
+  gather_.launch({blocks(params.max_rows, gather_)}, params, launcher, kOverlapped);
 }
 
-void MlaPrefillSteps::join_queries(const MlaJoinParams& params, Stream stream) const {
-  join_.launch_overlapped({blocks(int64_t{params.tokens} * params.heads, join_)}, params, stream);
+void MlaPrefillSteps::join_queries(const MlaJoinParams& params, gpu::Launcher launcher) const {
+  join_.launch({blocks(int64_t{params.tokens} * params.heads, join_)}, params, launcher,
+               kOverlapped);
 }
 
 }  // namespace fovea::kernels::cuda

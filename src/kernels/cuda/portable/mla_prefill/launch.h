@@ -19,9 +19,9 @@ class MlaPrefillSteps {
   MlaPrefillSteps(DType stored, DType multiplied, int sm, gpu::KernelStore& store);
 
   // Each enqueues one launch; legal in a capture.
-  void choose_forms(const MlaFormsParams& params, Stream stream) const;
-  void gather(const MlaGatherParams& params, Stream stream) const;
-  void join_queries(const MlaJoinParams& params, Stream stream) const;
+  void choose_forms(const MlaFormsParams& params, gpu::Launcher launcher) const;
+  void gather(const MlaGatherParams& params, gpu::Launcher launcher) const;
+  void join_queries(const MlaJoinParams& params, gpu::Launcher launcher) const;
 
  private:
   Kernel forms_, gather_, join_;

@@ -1,25 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// From device-side lengths to the work list, in one CTA and without the host: every (row tile, kv
-// head) pair has a cost in key blocks, the pairs stand in a line, and CTA c of the attention kernel
-// gets the stretch [c, c + 1) * total / ctas of it. Everything about a pair follows from where it
-// begins in the line, so each thread writes its pair's items on its own.
+// Turns lengths on the device into the work list, in one CTA and without the host. Every pair of a
+// row tile and a kv head has a cost in key blocks. The pairs stand in a line, of which CTA c of the
+// attention kernel gets the stretch [c, c + 1) * total / ctas. A pair's place in the line decides
+// everything about it, so every thread writes its pair's items without the others.
 //
 //   pairs    |---- 0 ----|-- 1 --|-------- 2 --------|-- 3 --|
-//   CTAs     |    0    |    1    |    2    |    3    |   4   |     item of (pair, CTA): index pair
-//   + CTA
+//   CTAs     |    0    |    1    |    2    |    3    |   4   |   index of an item: pair + CTA
 #pragma once
 
 #include "kernels/cuda/common/division.cuh"
 #include "kernels/cuda/common/plan_block.cuh"
-#include "kernels/cuda/common/plan_launch.cuh"
+#include "kernels/cuda/common/plan_kernel.cuh"
 #include "kernels/cuda/common/prefix_groups.cuh"
 #include "kernels/cuda/common/scan.cuh"
 #include "kernels/cuda/common/visibility.cuh"
 
 namespace fovea::kernels::cuda {
 
-constexpr int kHeldTiles = 1024;  // that are in shared memory at a time
-// What an item costs besides its keys, in key blocks: loading q, storing out, filling the pipeline.
+constexpr int kHeldTiles = 1024;  // tiles in shared memory at a time
+// Cost of an item besides its keys, in key blocks: loading q, storing out, filling the pipeline.
 constexpr int kItemOverhead = 2;
 
 struct PlannedTile {
@@ -28,11 +27,11 @@ struct PlannedTile {
   int first_key;
   int begin_block;
   int blocks;
-  int64_t start;  // of its first pair in the line
+  int64_t start;  // place of its first pair in the line
   __device__ int cost() const { return blocks + kItemOverhead; }
 };
 
-// Items of the pair (tile, head), by `lanes` threads of which this is number `lane`.
+// Writes the items of the pair (tile, head) by `lanes` threads, of which this is number `lane`.
 __device__ inline void write_pair(const PlanParams& params, GroupParts* parts,
                                   const PlannedTile& tile, int pair, int head, int64_t per_cta,
                                   bool is_last, int lane, int lanes) {
@@ -43,7 +42,7 @@ __device__ inline void write_pair(const PlanParams& params, GroupParts* parts,
   const int last_cta =
       cuts ? static_cast<int>(quotient(start + tile.blocks - 1, per_cta)) : first_cta;
   const int keys_end = min((tile.begin_block + tile.blocks) * kBlockKeys, max(tile.view.kv_len, 0));
-  // Boundary c cuts the pair where it falls among its blocks.
+  // Returns the block of the pair at which the stretch of a CTA begins.
   const auto cut = [&](int cta) { return static_cast<int>(cta * per_cta - start); };
   for (int cta = first_cta + lane; cta <= last_cta; cta += lanes) {
     const bool first = cta == first_cta;
@@ -60,13 +59,12 @@ __device__ inline void write_pair(const PlanParams& params, GroupParts* parts,
     if (cta < last_cta) work.cta_end[cta] = pair + cta + 1;
   }
   if (lane > 0) return;
-  // The range of the last CTA ends here if its boundary comes before the next pair, or if there is
-  // none.
+  // The stretch of the last CTA ends here if it ends before the next pair, or if there is none.
   const int64_t end = start + tile.cost();
   const int end_cta = static_cast<int>(quotient(end - 1, per_cta));
   const bool at_boundary = (end_cta + 1) * per_cta == end;
   if (is_last || end_cta > last_cta || at_boundary) work.cta_end[last_cta] = pair + last_cta + 1;
-  // Boundaries in the overhead: the CTA that holds the end begins with the next pair.
+  // A stretch that begins in the overhead of this pair: its CTA begins with the next pair.
   if (end_cta > last_cta && !at_boundary) work.cta_begin[end_cta] = pair + 1 + end_cta;
   if (parts) parts[pair] = {2 * first_cta + 1, last_cta - first_cta + 1};
   if (last_cta > first_cta) {
@@ -77,13 +75,13 @@ __device__ inline void write_pair(const PlanParams& params, GroupParts* parts,
 
 template <int kRowTile>
 struct WorkPlanner {
-  using Params = PlanLaunch<PlanParams>;
+  using Params = PlanKernelParams<PlanParams>;
   static constexpr int kBlocksPerSm = 1;
 
   struct SharedMemory {
     WarpTotals<int, kPlanThreads> small_scan;
     WarpTotals<int64_t, kPlanThreads> scan;
-    int tile_indptr[kHeldTiles];  // of work, if there are no more requests
+    int tile_indptr[kHeldTiles];  // copy of work.tile_indptr, if it is no longer
     PlannedTile tiles[kHeldTiles];
   };
   using Finder = PrefixGroupsFinder<kPlanThreads>;
@@ -91,7 +89,7 @@ struct WorkPlanner {
   static constexpr KernelTraits kTraits = {kPlanThreads, sizeof(SharedMemory), kRowTile,
                                            kBlockKeys};
 
-  // Writes the tiles before each request; returns how many there are.
+  // Writes the number of tiles before each request. Returns the number of all tiles.
   __device__ static int count_tiles(const PlanParams& params, SharedMemory& shared) {
     const int group = quotient(params.batch.q_heads, params.batch.kv_heads);
     int tiles = 0;
@@ -139,8 +137,8 @@ struct WorkPlanner {
     return planned;
   }
 
-  // kHeldTiles tiles from `base` on, whose line begins at `line`, into shared memory; returns what
-  // one head of them costs.
+  // Puts kHeldTiles tiles from `base` on, whose place in the line is `line`, into shared memory.
+  // Returns their cost for one head.
   __device__ static int64_t load_tiles(const PlanParams& params, int base, int tiles, int64_t line,
                                        SharedMemory& shared) {
     int64_t cost = 0;
@@ -161,7 +159,7 @@ struct WorkPlanner {
     return cost;
   }
 
-  // parts: [tiles, kv_heads] or null.
+  // Plans the batch. parts: [tiles, kv_heads] or null.
   __device__ static void plan(const PlanParams& params, GroupParts* parts, SharedMemory& shared) {
     const WorkList& work = params.work;
     const int heads = params.batch.kv_heads;
@@ -183,7 +181,7 @@ struct WorkPlanner {
     for (int base = 0; base < tiles; base += kHeldTiles) {
       if (tiles > kHeldTiles) line += load_tiles(params, base, tiles, line, shared) * heads;
       const int pairs = min(kHeldTiles, tiles - base) * heads;
-      int lanes = 1;  // of a pair
+      int lanes = 1;  // threads of a pair
       while (2 * lanes * pairs <= kPlanThreads) lanes *= 2;
 #pragma unroll 1
       for (int i = threadIdx.x; i < pairs * lanes; i += kPlanThreads) {
@@ -197,40 +195,40 @@ struct WorkPlanner {
     }
   }
 
-  // Of level 0 that of another level.
+  // Turns a pointer into level 0's work list into that of another level.
   template <typename T>
-  __device__ static T* of_level(T* pointer, const PlanCompany& company, int level) {
-    return pointer ? reinterpret_cast<T*>(reinterpret_cast<char*>(pointer) +
-                                          level * company.level_bytes)
-                   : nullptr;
+  __device__ static T* of_level(T* pointer, const PlanTasks& tasks, int level) {
+    return pointer
+               ? reinterpret_cast<T*>(reinterpret_cast<char*>(pointer) + level * tasks.level_bytes)
+               : nullptr;
   }
 
-  // What block `level` of a launch for all levels of a cascade plans.
-  __device__ static void turn_to_level(PlanParams& plan, const PlanCompany& company, int level) {
-    const PrefixGroups& groups = company.prefixes.groups[level];
+  // Turns the plan of level 0 of a cascade into that of another level.
+  __device__ static void turn_to_level(PlanParams& plan, const PlanTasks& tasks, int level) {
+    const PrefixGroups& groups = tasks.prefixes.groups[level];
     plan.batch.q_indptr = groups.q_indptr;
     plan.batch.kv_lens = groups.kv_lens;
     plan.batch.mask.first_keys = groups.first_keys;
     WorkList& work = plan.work;
-    work.items = of_level(work.items, company, level);
-    work.cta_begin = of_level(work.cta_begin, company, level);
-    work.cta_end = of_level(work.cta_end, company, level);
-    work.merges = of_level(work.merges, company, level);
-    work.tile_indptr = of_level(work.tile_indptr, company, level);
+    work.items = of_level(work.items, tasks, level);
+    work.cta_begin = of_level(work.cta_begin, tasks, level);
+    work.cta_end = of_level(work.cta_end, tasks, level);
+    work.merges = of_level(work.merges, tasks, level);
+    work.tile_indptr = of_level(work.tile_indptr, tasks, level);
   }
 
   __device__ static void run(const Params& params) {
     extern __shared__ __align__(16) char dynamic_shared[];
     run_plan(params, [&] {
-      const PlanCompany& company = params.company;
-      const bool of_levels = company.level_bytes > 0;
+      const PlanTasks& tasks = params.tasks;
+      const bool of_levels = tasks.level_bytes > 0;
       const int level = of_levels ? static_cast<int>(blockIdx.x) : 0;
-      if (company.prefixes.levels > 0) {
-        Finder::run(company.prefixes, of_levels ? level + 1 : company.prefixes.levels, level,
+      if (tasks.prefixes.levels > 0) {
+        Finder::run(tasks.prefixes, of_levels ? level + 1 : tasks.prefixes.levels, level,
                     *reinterpret_cast<typename Finder::SharedMemory*>(dynamic_shared));
       }
       PlanParams own = params.plan;
-      if (of_levels) turn_to_level(own, company, level);
+      if (of_levels) turn_to_level(own, tasks, level);
       plan(own, nullptr, *reinterpret_cast<SharedMemory*>(dynamic_shared));
     });
   }

@@ -14,10 +14,11 @@ gpu::KernelVariant prefix_join_variant(DType out, int sm) {
   return make_variant(family("portable/prefix_join"), {*type}, sm);
 }
 
-void PrefixJoin::run(const PrefixJoinParams& params, Stream stream) const {
+void PrefixJoin::run(const PrefixJoinParams& params, gpu::Launcher launcher) const {
   // A request of one token has as many rows as heads.
   const auto blocks = static_cast<uint32_t>(ceil_div(params.batch.q_heads, kJoinWarps));
-  kernel_.launch_overlapped({static_cast<uint32_t>(params.batch.requests), blocks}, params, stream);
+  kernel_.launch({static_cast<uint32_t>(params.batch.requests), blocks}, params, launcher,
+                 kOverlapped);
 }
 
 }  // namespace fovea::kernels::cuda

@@ -19,7 +19,7 @@ class PrefixJoin {
       : kernel_(variant, store) {}
 
   // Enqueues the join, which reads what the preceding kernels in the stream have written.
-  void run(const PrefixJoinParams& params, Stream stream) const;
+  void run(const PrefixJoinParams& params, gpu::Launcher launcher) const;
 
  private:
   Kernel kernel_;

@@ -60,12 +60,6 @@ inline gpu::TensorMapSpec row_map(int32_t q_heads, int32_t shift, int32_t tokens
   return spec;
 }
 
-// The columns of packed keys that all heads share: AttentionKernel::share_keys().
-struct SharedKeys {
-  const void* rows = nullptr;
-  int64_t row_stride = 0;  // elements
-};
-
 // Maps of packed keys, whose address changes with every pass.
 class PackedKeys {
  public:

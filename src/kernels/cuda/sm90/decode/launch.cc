@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plan once per pass, attention once per layer; parts of a tile are joined inside the attention
-// kernel.
+// The plan runs once per pass, attention once per layer. The attention kernel itself joins the
+// parts of a tile.
 #include <algorithm>
 #include <numeric>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "core/check.h"
 #include "gpu/architectures.h"
@@ -10,6 +14,7 @@
 #include "kernels/cuda/attention_kernel.h"
 #include "kernels/cuda/common/decode_params.h"
 #include "kernels/cuda/family.h"
+#include "kernels/cuda/sm90/bounds.h"
 
 namespace fovea::kernels::cuda {
 namespace {
@@ -17,23 +22,15 @@ namespace {
 constexpr std::string_view kFolder = "sm90/decode";
 // Rows of a tile, smallest first; the batch's longest request decides which one a pass uses.
 constexpr int32_t kRowTiles[] = {8, 16};
-constexpr int32_t kMaxRows = 32;  // two tiles of 16: the second finds the keys in L2
+constexpr int32_t kMaxRows = 32;  // two tiles of 16: the second finds the keys in the L2 cache
 constexpr int32_t kMaxHeadDim = 256;
 // Wider heads leave no registers for 16 rows of accumulators.
 constexpr int32_t kMaxDimsOf16Rows = 320;
-constexpr int32_t kGrain = 16;              // keys
-constexpr const char* kPlanOverhead = "4";  // of an item, in grains
+constexpr const char* kPlanOverhead = "4";  // units that an item costs besides its keys
 
-// Fewer keys than all warps take in one step are not worth a CTA: in units of the plan's grain.
-constexpr int32_t kMinUnits = 8;
-// Parts of a cluster are faster than more of them that meet through memory up to so many elements
-// of keys and values each where half of the CTAs have one, up to more with more CTAs: most of them
-// are copied while the kernel before ends, if they are settled. 1 x 4k takes 7.5 us instead of 8.9,
-// 6 x 1k 8.5 instead of 12.8, but e4m3 at 1 x 8k 11.2 instead of 10.5 (H200, 2026-11-23).
-constexpr int32_t kClusterPartElements = 136 * 1024;
-// CTAs of a cluster, so that few are left without work: of 3 39 fit an H200.
+// Sizes of clusters, so that few CTAs are left without work.
 constexpr int32_t kClusterSizes[] = {2, 3, 4, 6, 8};
-// Of the plan: each finds the whole line, they share the writing.
+// CTAs of the plan: each finds the whole line, and they share the writing.
 constexpr uint32_t kPlanCtas = 4;
 static_assert(kPlanCtas + 1 + kPrefixLevels <= kMaxPlanBlocks);  // with prefill's and groups'
 // Keys of a box of the bulk copy engine, whose rows are 64 elements of 16 bits.
@@ -42,7 +39,7 @@ constexpr uint32_t kBoxColumns = 64;
 
 struct Variant {
   int32_t row_tile;
-  int32_t max_heads;  // of an item
+  int32_t max_heads;  // heads of an item
   gpu::KernelVariant plan, attention;
 };
 
@@ -64,11 +61,11 @@ std::vector<Variant> find_variants(const AttentionSetup& setup) {
                                        spec.head_dim_v, {rows, *q, *kv});
     const int32_t head_dim = std::stoi(values[0]), head_dim_v = std::stoi(values[1]);
     if (row_tile > kRowTiles[0] && head_dim + head_dim_v > kMaxDimsOf16Rows) continue;
-    found.push_back({row_tile,
-                     std::gcd(decode_warps(head_dim, head_dim_v, row_tile), spec.kv_heads),
-                     make_variant(family("sm90/decode_plan"),
-                                  {rows, std::to_string(kGrain), kPlanOverhead}, setup.sm),
-                     make_variant(family(kFolder), values, setup.sm)});
+    found.push_back(
+        {row_tile, std::gcd(decode_warps(head_dim, head_dim_v, row_tile), spec.kv_heads),
+         make_variant(family("sm90/decode_plan"),
+                      {rows, std::to_string(hopper::kDecodeUnit), kPlanOverhead}, setup.sm),
+         make_variant(family(kFolder), values, setup.sm)});
   }
   return found;
 }
@@ -82,13 +79,13 @@ std::vector<gpu::KernelVariant> variants(const AttentionSetup& setup) {
   return all;
 }
 
-// Against prefill: a key of one head is read at 4.2 TB/s, a (token, key) pair of all heads computed
-// at 650 TFLOP/s (H200, 2026-11-21).
+// Returns the (token, key) pairs that prefill computes while decode reads a unit of keys: decode at
+// 4.2 TB/s, prefill at 650 TFLOP/s (H200, 2026-11-21).
 float pairs_per_unit(const AttentionSetup& setup) {
   constexpr float kFlopsPerByte = 650.0f / 4.2f;
   const DType stored = cached(setup.spec) ? setup.cache.dtype : setup.spec.q_dtype;
-  return static_cast<float>(kGrain) * static_cast<float>(dtype_bytes(stored)) * kFlopsPerByte /
-         static_cast<float>(2 * setup.spec.q_heads);
+  return static_cast<float>(hopper::kDecodeUnit) * static_cast<float>(dtype_bytes(stored)) *
+         kFlopsPerByte / static_cast<float>(2 * setup.spec.q_heads);
 }
 
 DecodeWork carve(std::byte* workspace, const AttentionSetup& setup, const BatchLimits& limits,
@@ -99,7 +96,7 @@ DecodeWork carve(std::byte* workspace, const AttentionSetup& setup, const BatchL
   const int64_t partial_rows = 2 * ctas * variant.max_heads * variant.row_tile;
   DecodeWork list{};
   list.items =
-      carver.take<DecodeItem>(most_tiles(spec, limits, variant.row_tile) * spec.kv_heads + ctas);
+      carver.take<DecodeItem>(max_tiles(spec, limits, variant.row_tile) * spec.kv_heads + ctas);
   list.ranges = carver.take<DecodeRange>(ctas);
   list.partial_out = carver.take<float>(partial_rows * spec.head_dim_v);
   list.partial_lse = carver.take<float>(partial_rows);
@@ -107,13 +104,13 @@ DecodeWork carve(std::byte* workspace, const AttentionSetup& setup, const BatchL
   list.ctas = static_cast<int32_t>(ctas);
   list.cluster = 1;
   list.max_heads = variant.max_heads;
-  list.least_units = kMinUnits;
+  list.min_units = hopper::kMinDecodeUnits;
   bytes = std::max(bytes, carver.bytes());
   return list;
 }
 
 size_t workspace_bytes(const AttentionSetup& setup, const BatchLimits& limits) {
-  // One plan is valid at a time, so the lists share their bytes.
+  // Only one plan is valid at a time, so the lists share their bytes.
   size_t bytes = 0;
   for (const Variant& variant : find_variants(setup)) {
     carve(nullptr, setup, limits, variant, bytes);
@@ -121,7 +118,8 @@ size_t workspace_bytes(const AttentionSetup& setup, const BatchLimits& limits) {
   return bytes;
 }
 
-// One side of a layer's cache, [page, place, kv head, dim], in units of 16 bits.
+// Describes the keys or the values of a layer's cache, [page, place, kv head, dim], in units of 16
+// bits.
 TensorMap cache_map(const void* data, int64_t dim, int64_t page_stride, int64_t token_stride,
                     int64_t head_stride, int32_t kv_heads, const KvLayerView& view) {
   const auto bytes = static_cast<int64_t>(dtype_bytes(view.dtype));
@@ -142,10 +140,7 @@ TensorMap cache_map(const void* data, int64_t dim, int64_t page_stride, int64_t 
 class HopperDecode final : public AttentionKernel {
  public:
   HopperDecode(const AttentionSetup& setup, gpu::KernelStore& store)
-      : setup_(setup),
-        group_(setup.spec.q_heads / setup.spec.kv_heads),
-        cluster_part_keys_(kClusterPartElements / (setup.spec.head_dim + setup.spec.head_dim_v)),
-        pairs_per_unit_(pairs_per_unit(setup)) {
+      : setup_(setup), pairs_per_unit_(pairs_per_unit(setup)) {
     for (Variant& variant : find_variants(setup)) {
       Kernel plan(variant.plan, store), attention(variant.attention, store);
       check_argument(attention.row_tile() == variant.row_tile,
@@ -154,10 +149,13 @@ class HopperDecode final : public AttentionKernel {
       loaded_.push_back({std::move(variant), std::move(plan), std::move(attention), {}, {}});
       for (const int32_t size : kClusterSizes) {
         loaded_.back().clusters.push_back(
-            {size, loaded_.back().attention.active_clusters(static_cast<uint32_t>(size)) * size});
+            {size, loaded_.back().attention.active_clusters(static_cast<uint32_t>(size))});
       }
     }
     check_argument(!loaded_.empty(), "{} has no variant for these layers", kFolder);
+    for (const Loaded& loaded : loaded_) {
+      kernels_.push_back({loaded.variant.row_tile, loaded.clusters});
+    }
     if (!cached(setup.spec) || setup.cache.page_size % kBoxKeys != 0) return;
     for (const KvLayerView& view : setup.layers) {
       const AttentionSpec& spec = setup.spec;
@@ -172,119 +170,104 @@ class HopperDecode final : public AttentionKernel {
     size_t bytes = 0;
     for (Loaded& loaded : loaded_)
       loaded.list = carve(workspace, setup_, limits, loaded.variant, bytes);
-    max_q_len_ = limits.max_q_len;
-    max_kv_len_ = longest_ = limits.max_kv_len;
-  }
-
-  void expect_keys(const ExpectedKeys& keys) override {
-    prefix_settled_ = keys.prefix_settled;
-    longest_ = keys.max_kv_len > 0 ? keys.max_kv_len : max_kv_len_;
+    limits_ = limits;
   }
 
   // Host figures choose the row tile, so that a captured pass keeps its kernels.
-  void plan(const BatchParams& batch, int32_t, PassPlan& pass) override {
-    const int64_t most_rows = rows(batch);
-    active_ = &loaded_.back();
-    for (const Loaded& loaded : loaded_) {
-      if (most_rows > loaded.variant.row_tile) continue;
-      active_ = &loaded;
-      break;
-    }
+  void plan(const PlanRequest& request, PlanQueue& plans) override {
+    const hopper::DecodeChoice choice = hopper::choose_decode(
+        setup_.spec, setup_.multiprocessors, kernels_, hopper::bounds_of(request, limits_));
+    active_ = &loaded_[choice.kernel];
     list_ = active_->list;
-    list_settled_ = false;
-    if (most_rows <= active_->variant.row_tile) {
-      choose_cluster(*active_, batch.requests, most_keys(batch.mask, most_tokens(batch)));
-    }
-    pass.add(active_->plan, kPlanCtas,
-             DecodePlanParams{batch, list_, setup_.multiprocessors / 2, pairs_per_unit_});
+    list_.ctas = choice.ctas;
+    list_.cluster = choice.cluster;
+    list_.cluster_part_units = choice.cluster_part_units;
+    list_written_ = false;
+    prefix_written_ = request.keys.prefix_written;
+    plans.add(active_->plan, kPlanCtas,
+              DecodePlanParams{request.batch, list_, setup_.multiprocessors / 2, pairs_per_unit_});
   }
 
-  // In a mixed batch prefill begins as soon as every block here has waited for what came before.
-  void attend(const AttentionParams& given, int32_t layer, Stream stream) override {
+  // In a mixed batch prefill starts as soon as every block of this kernel has waited for the
+  // preceding work.
+  void attend(const AttentionParams& given, int32_t layer, gpu::Launcher launcher) override {
     DecodeParams params{
-        given, list_, list_settled_, list_settled_ && prefix_settled_, !maps_.empty(), {}, {}};
-    list_settled_ = true;
+        given, list_, list_written_, list_written_ && prefix_written_, !maps_.empty(), {}, {}};
+    list_written_ = true;
     if (params.boxes) {
       params.k_map = maps_[static_cast<size_t>(layer)].k;
       params.v_map = maps_[static_cast<size_t>(layer)].v;
     }
-    active_->attention.launch_overlapped({static_cast<uint32_t>(list_.ctas)}, params, stream,
-                                         static_cast<uint32_t>(list_.cluster));
+    active_->attention.launch(
+        {static_cast<uint32_t>(list_.ctas)}, params, launcher,
+        {.overlapped = true, .cluster = static_cast<uint32_t>(list_.cluster)});
   }
 
  private:
-  struct Clusters {
-    int32_t size;
-    int32_t ctas;  // in all clusters that run at the same time
-  };
   struct Loaded {
     Variant variant;
     Kernel plan, attention;
     DecodeWork list;
-    std::vector<Clusters> clusters;  // by size
+    std::vector<hopper::ClusterCapacity> clusters;  // by size
   };
-
-  // Of a request: new tokens, and packed rows.
-  int32_t most_tokens(const BatchParams& batch) const {
-    return batch.max_q_len > 0 ? batch.max_q_len : max_q_len_;
-  }
-  int64_t rows(const BatchParams& batch) const { return int64_t{most_tokens(batch)} * group_; }
-
-  // That so many new tokens of a request can see.
-  int64_t most_keys(const MaskParams& mask, int32_t tokens) const {
-    int64_t keys = longest_;
-    for (const int32_t reach : {mask.window, mask.chunk}) {
-      if (reach > 0 && !mask.positions) keys = std::min<int64_t>(keys, reach + tokens - 1);
-    }
-    return keys;
-  }
-
-  // For requests of one tile a head: clusters as large as the CTAs that each can have, unless about
-  // half of the CTAs suffice, which leave room for those of the next kernel. If they are few beside
-  // those that the longest requests keep busy the plan would not use them, but lack the
-  // multiprocessors that no cluster fits on.
-  void choose_cluster(const Loaded& loaded, int32_t requests, int64_t keys) {
-    const int64_t tiles = int64_t{requests} * setup_.spec.kv_heads;
-    const int64_t all = setup_.multiprocessors;
-    const int64_t busy = std::min<int64_t>(tiles * (keys / kGrain) / kMinUnits, all);
-    for (const Clusters& clusters : loaded.clusters) {
-      const int32_t ctas = std::min(clusters.ctas, setup_.multiprocessors);
-      const int64_t used = clusters.size * tiles;
-      const int64_t part_keys =
-          prefix_settled_ ? cluster_part_keys_ * std::max(2 * used, all) / all : 0;
-      const bool are_short = keys <= clusters.size * part_keys;
-      if (used > ctas || (4 * used < 3 * busy && !are_short)) continue;
-      list_.cluster = clusters.size;
-      list_.ctas = ctas;
-      list_.cluster_part_units = static_cast<int32_t>(part_keys / kGrain);
-      if (are_short && 9 * used >= 4 * all) break;
-    }
-  }
-
   struct LayerMaps {
     TensorMap k, v;
   };
 
   AttentionSetup setup_;
-  int32_t group_;
-  int32_t cluster_part_keys_;
   float pairs_per_unit_;
-  int32_t max_q_len_ = 1;
-  int32_t max_kv_len_ = 1;
-  int32_t longest_ = 1;          // keys of a request of the batch planned next, at most
+  BatchLimits limits_;
   std::vector<LayerMaps> maps_;  // empty: keys are copied row by row
   std::vector<Loaded> loaded_;
-  const Loaded* active_ = nullptr;  // of the planned batch
+  std::vector<hopper::DecodeKernel> kernels_;  // as loaded_
+  // The planned batch:
+  const Loaded* active_ = nullptr;
   DecodeWork list_{};
-  bool list_settled_ = false;
-  bool prefix_settled_ = false;
+  bool list_written_ = false;  // by a kernel that an attention of this pass has waited for
+  bool prefix_written_ = false;
 };
 
 std::unique_ptr<AttentionKernel> load(const AttentionSetup& setup, gpu::KernelStore& store) {
   return std::make_unique<HopperDecode>(setup, store);
 }
 
+// Clusters that run at the same time on a device that nobody has asked: those of an H200, or as
+// many as have multiprocessors.
+std::vector<hopper::ClusterCapacity> usual_clusters(int32_t multiprocessors) {
+  if (multiprocessors == 132) return {{2, 66}, {3, 39}, {4, 30}, {6, 20}, {8, 15}};
+  std::vector<hopper::ClusterCapacity> clusters;
+  for (const int32_t size : kClusterSizes) clusters.push_back({size, multiprocessors / size});
+  return clusters;
+}
+
 }  // namespace
+
+std::string describe_hopper_decode(const AttentionSetup& setup, const BatchLimits& limits) {
+  const std::vector<hopper::ClusterCapacity> clusters = usual_clusters(setup.multiprocessors);
+  std::vector<hopper::DecodeKernel> kernels;
+  for (const Variant& variant : find_variants(setup)) {
+    kernels.push_back({variant.row_tile, clusters});
+  }
+  if (kernels.empty()) return {};
+  std::string text;
+  for (const int32_t requests : std::set{1, limits.max_requests}) {
+    const hopper::DecodeChoice choice =
+        hopper::choose_decode(setup.spec, setup.multiprocessors, kernels,
+                              {.requests = requests,
+                               .all_requests = requests,
+                               .tokens = requests,
+                               .kv_len = limits.max_kv_len,
+                               .q_heads = setup.spec.q_heads,
+                               .kv_heads = setup.spec.kv_heads,
+                               .prefix_written = true});
+    text += fmt::format(
+        "{} decode{} of {} keys: row tiles of {}, {}; ", requests, requests == 1 ? "" : "s",
+        limits.max_kv_len, kernels[choice.kernel].row_tile,
+        choice.cluster == 1 ? "no clusters" : fmt::format("clusters of {}", choice.cluster));
+  }
+  return text + fmt::format("prefill from {} packed rows of a request on",
+                            hopper_max_decode_rows(setup) + 1);
+}
 
 const AttentionFamily& hopper_decode() {
   static constexpr AttentionFamily kFamily = {.folder = kFolder,

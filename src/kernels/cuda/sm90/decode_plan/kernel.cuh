@@ -7,6 +7,6 @@
 namespace fovea::kernels::cuda {
 
 template <int kRowTile, int kGrain, int kOverhead>
-using Config = DecodePlanner<kRowTile, kGrain, kOverhead, Company::none>;
+using Config = DecodePlanner<kRowTile, kGrain, kOverhead, PlannedRole::alone>;
 
 }  // namespace fovea::kernels::cuda

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The line of all (row tile, group of heads) pairs and how it is cut into ranges.
+// The line of all pairs of a row tile and a group of heads, and how it is cut into ranges.
 #pragma once
 
 #include "kernels/cuda/common/decode_params.h"
@@ -9,31 +9,31 @@
 
 namespace fovea::kernels::cuda {
 
-// A row tile and where its pairs begin in the line of one head.
+// A row tile and the place in the line of one head where its pairs begin.
 template <int kOverhead>
 struct TileOfPlan {
   RequestView view;
   int first_row;
-  int first_key;  // the first any row sees; cuts are counted from the block of kGrain it lies in
+  int first_key;  // the first key that any row sees; cuts count from its block of kGrain keys
   int end_key;
   int units;
   int64_t start;
   __device__ int cost() const { return units + kOverhead; }
 };
 
-// The cut line. Reads of it are shared memory.
+// The cut line.
 struct Line {
-  const int64_t* bounds;
+  const int64_t* bounds;  // shared memory
   int ranges;
   float ranges_per_unit;
-  int groups;  // of heads
-  int heads;   // of a group
+  int groups;  // groups of heads
+  int heads;   // heads of a group
   int64_t pairs;
-  int parts;  // of every pair, 1: as many as ranges make of it
-  bool in_cluster;
-  bool leaves_idle;  // which would have had work
+  int parts;         // parts of every pair; 1: as many as ranges make of it
+  bool in_cluster;   // the CTAs of a cluster have the parts of one pair
+  bool leaves_idle;  // some CTAs have no work, though there is enough for all
 
-  // The range that holds this place: a guess, put right.
+  // Returns the range that holds this place: corrects an estimate.
   __device__ int range_at(int64_t place) const {
     int range = min(static_cast<int>(static_cast<float>(place) * ranges_per_unit), ranges - 1);
 #pragma unroll 1
@@ -44,24 +44,24 @@ struct Line {
   }
 };
 
-// Where all tiles are alike, cuts at their ends save parts to be joined: a few percent of the CTAs
-// are worth that. All others get every CTA: 64 log-uniform lengths take 457 us instead of 468
-// (H200, 2026-11-22). Beside another kernel, which takes those that are left, whole tiles may leave
-// any but `least_ctas`.
+// Returns the number of ranges. If all tiles are alike, cuts at their ends save partial results
+// that would have to be joined, which is worth a few percent of the CTAs. Otherwise every CTA is
+// used (chosen on H200, 2026-11-22: 2 % faster). A concurrent kernel takes the CTAs that whole
+// tiles leave, so these may leave all but min_ctas.
 __device__ inline int range_count(const DecodeWork& work, int ctas, int pairs, int64_t line,
-                                  bool at_ends, int least_ctas) {
+                                  bool at_ends, int min_ctas) {
   if (pairs == 0) return 0;
   const int rounds = pairs <= ctas ? 1 : short_quotient(pairs + ctas - 1, ctas);
-  // How many CTAs have least_units; division of 64 bits would take half a microsecond here.
-  const float fed = __fdividef(static_cast<float>(line), static_cast<float>(work.least_units));
+  // The CTAs that get min_units each. A float, since a 64-bit division takes half a microsecond.
+  const float fed = __fdividef(static_cast<float>(line), static_cast<float>(work.min_units));
   const int useful = max(static_cast<int>(fminf(fed, static_cast<float>(ctas))), 1);
   if (!at_ends) return useful;
   const int whole = rounds > 1 ? short_quotient(pairs + rounds - 1, rounds)
                                : pairs * max(short_quotient(useful, pairs), 1);
-  return 4 * whole >= 3 * useful || whole >= least_ctas ? whole : useful;
+  return 4 * whole >= 3 * useful || whole >= min_ctas ? whole : useful;
 }
 
-// Cuts of the line: equal ranges, or equal parts of every pair of `tiles`.
+// Cuts the line into equal ranges, or every pair of `tiles` into equal parts.
 template <typename Tile>
 __device__ void cut_line(const Tile* tiles, int64_t line, int ranges, int parts, int groups,
                          int64_t* bounds) {
@@ -75,7 +75,7 @@ __device__ void cut_line(const Tile* tiles, int64_t line, int ranges, int parts,
                   short_quotient((i - pair * parts) * tile.units, parts);
     }
   } else if (ranges > 0) {
-    // i * line / ranges, in numbers of 32 bits.
+    // i * line / ranges in 32-bit arithmetic.
     const int64_t each = quotient(line, int64_t{ranges});
     const auto more = static_cast<int>(line - each * ranges);
     for (int i = thread; i <= ranges; i += kPlanThreads) {

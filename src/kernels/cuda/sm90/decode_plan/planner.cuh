@@ -1,41 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
-// From device-side lengths to the work list, without the host. Every (row tile, group of kv heads)
-// pair costs its keys, counted in units of kGrain, plus kOverhead; the pairs stand in a line, which
-// is cut into equal ranges, one for each CTA of the attention kernel; where all tiles are about as
-// long, each pair into as many equal parts. Everything about a pair follows from where it begins in
-// the line, so each thread writes its pairs on its own.
+// Turns lengths on the device into decode's work list, without the host. A pair of a row tile and a
+// group of kv heads costs its keys, in units of kGrain, plus kOverhead. All pairs stand in a line,
+// which is cut into equal ranges, one for each CTA of the attention kernel. If all tiles are about
+// equally long, each pair is cut into the same number of equal parts instead. A pair's place in the
+// line decides everything about it, so every thread writes its own pairs without the others.
 //
 //   pairs    |---- 0 ----|-- 1 --|-------- 2 --------|-- 3 --|
-//   ranges   |    0    |    1    |    2    |    3    |   4   |     item of (pair, range): index
-//   pair + range
+//   ranges   |    0    |    1    |    2    |    3    |   4   |   index of an item: pair + range
 #pragma once
 
-#include "kernels/cuda/common/plan_launch.cuh"
+#include "kernels/cuda/common/plan_kernel.cuh"
 #include "kernels/cuda/common/scan.cuh"
 #include "kernels/cuda/sm90/decode_plan/line.cuh"
 
 namespace fovea::kernels::cuda {
 
 constexpr int kMaxRanges = 1024;
-constexpr int kPlanTiles = 1024;  // that are in shared memory at a time
-// Of decode's work: groups that have less of it beside decode are not worth parts of tiles. 64
-// requests that share 512 keys by 16 take 48.0 us on all CTAs, 54.8 on those that let both end
-// together; all of 1024 49.8, 56.0 (H200, 2026-11-23).
-constexpr float kLeastBeside = 0.125f;
+constexpr int kPlanTiles = 1024;  // tiles in shared memory at a time
+// A concurrent kernel for groups whose work is below this fraction of decode's gets no CTAs of its
+// own (chosen on H200, 2026-11-23: 12 to 14 % faster).
+constexpr float kMinConcurrentShare = 0.125f;
 
-// Whether another kernel has other requests of the batch, or groups of these, and runs beside
-// decode.
-enum class Company { none, beside };
+// Decode has the device alone, or another kernel works on other requests of the batch, or
+// on groups of these, at the same time.
+enum class PlannedRole { alone, concurrent };
 
-template <int kRowTile, int kGrain, int kOverhead, Company kCompany>
+template <int kRowTile, int kGrain, int kOverhead, PlannedRole kRole>
 struct DecodePlanner {
-  using Params = PlanLaunch<DecodePlanParams>;
+  using Params = PlanKernelParams<DecodePlanParams>;
   using PlannedTile = TileOfPlan<kOverhead>;
   static constexpr int kBlocksPerSm = 1;
 
   struct SharedMemory {
     WarpTotals<int64_t, kPlanThreads> scan;
-    float pairs_beside[kPlanThreads / 32];
+    float concurrent_pairs[kPlanThreads / 32];
     PlannedTile tiles[kPlanTiles];
     int64_t bounds[kMaxRanges + 1];
   };
@@ -46,7 +44,7 @@ struct DecodePlanner {
   __device__ static int tiles_of(int64_t sum) { return static_cast<int>(sum >> kCostBits); }
   __device__ static int64_t cost_of(int64_t sum) { return sum & ((int64_t{1} << kCostBits) - 1); }
 
-  // What there is before a thread's requests, and in all.
+  // Sums over tiles: over those before a thread's requests, or over all.
   struct Place {
     int tiles;
     int64_t cost;
@@ -68,13 +66,13 @@ struct DecodePlanner {
     const Interval keys = visible_keys(batch.mask, view, first, last);
     planned.first_key = keys.begin;
     planned.end_key = keys.end;
-    // At least one, so that every pair has a place of its own in the line.
+    // At least 1, so that every pair has its own place in the line.
     planned.units = max((keys.end + kGrain - 1) / kGrain - keys.begin / kGrain, 1);
     planned.start = 0;
     return planned;
   }
 
-  // Calls visit(tile) for the tiles of a thread's requests, neighbours of which there are `each`.
+  // Calls visit(tile) for the tiles of a thread's requests, which are `each` neighbours.
   template <typename Visit>
   __device__ __forceinline__ static void for_tiles(const BatchParams& batch, int each, int group,
                                                    Visit visit) {
@@ -88,9 +86,9 @@ struct DecodePlanner {
     }
   }
 
-  // (query token, key) pairs, about, of a thread's requests that another kernel works on beside
-  // this one.
-  __device__ static float pairs_beside(const BatchParams& batch, int each) {
+  // Returns the approximate number of (query token, key) pairs of those of a thread's requests that
+  // the concurrent kernel serves.
+  __device__ static float concurrent_pairs(const BatchParams& batch, int each) {
     float pairs = 0;
     const int first = static_cast<int>(threadIdx.x) * each;
 #pragma unroll 1
@@ -103,18 +101,18 @@ struct DecodePlanner {
     return pairs;
   }
 
-  // CTAs for `units` of work. They and the kernel beside end together if it has the rest.
+  // Returns the CTAs for `units` of work with which decode and the concurrent kernel, which has the
+  // rest, end together.
   __device__ static int fitting_ctas(const DecodePlanParams& params, int64_t units,
                                      float other_pairs) {
     const int all = params.list.ctas;
     if (other_pairs == 0) return all;
-    const float beside = other_pairs / (params.pairs_per_unit * static_cast<float>(units));
-    if (params.batch.max_planned_q_len == 0 && beside < kLeastBeside) return all;
-    return min(max(static_cast<int>((1 - beside) * static_cast<float>(all)), params.least_ctas),
-               all);
+    const float share = other_pairs / (params.pairs_per_unit * static_cast<float>(units));
+    if (params.batch.max_planned_q_len == 0 && share < kMinConcurrentShare) return all;
+    return min(max(static_cast<int>((1 - share) * static_cast<float>(all)), params.min_ctas), all);
   }
 
-  // The pair (tile, head) and its ranges.
+  // A pair of a tile and a group of heads, and the ranges it is in.
   struct Pair {
     const PlannedTile& tile;
     int head;
@@ -135,7 +133,8 @@ struct DecodePlanner {
     return pair;
   }
 
-  // The part of a pair in one range, and what the range's entries learn from it.
+  // Writes the part of a pair in one range, and the range's own entry if the part begins or ends
+  // it.
   __device__ static void write_part(const DecodeWork& work, const Line& line, const Pair& pair,
                                     int range) {
     const PlannedTile& tile = pair.tile;
@@ -180,7 +179,7 @@ struct DecodePlanner {
     work.ranges[range].begin = work.ranges[range].end = 0;
   }
 
-  // The first part of a pair, and the ranges that its overhead swallowed.
+  // Writes the first part of a pair, and the ranges that lie wholly in its overhead.
   __device__ static void write_first(const DecodeWork& work, const Line& line, const Pair& pair) {
     write_part(work, line, pair, pair.first_range);
     if (pair.number == 0) {
@@ -194,7 +193,7 @@ struct DecodePlanner {
     }
   }
 
-  // The part that a range begins with if it begins inside a pair of one of tiles[0, count).
+  // Writes the part that a range begins with, if it begins inside a pair of tiles[0, count).
   __device__ static void write_rest(const DecodeWork& work, const Line& line, int range,
                                     const PlannedTile* tiles, int count, int64_t tile_number) {
     const int64_t place = line.bounds[range];
@@ -207,8 +206,8 @@ struct DecodePlanner {
     const PlannedTile& tile = tiles[low];
     const int64_t inside = place - tile.start * line.groups;
     const int64_t cost = tile.cost();
-    if (inside < 0 || inside >= line.groups * cost) return;  // of other tiles
-    // A guess, put right: a division of 64 bits takes longer.
+    if (inside < 0 || inside >= line.groups * cost) return;  // in another tile
+    // A corrected estimate, since a 64-bit division takes longer.
     int head =
         min(static_cast<int>(__fdividef(static_cast<float>(inside), static_cast<float>(cost))),
             line.groups - 1);
@@ -218,8 +217,90 @@ struct DecodePlanner {
     if (pair.first_range < range && range <= pair.last_range) write_part(work, line, pair, range);
   }
 
-  // By `blocks` blocks, of which this is number `block`. group_pairs: (query token, key) pairs of
-  // groups that another kernel works on beside this one, the thread's part.
+  // How the line is cut.
+  struct Cut {
+    int64_t line;  // length of the line
+    int heads;     // kv heads of an item
+    int groups;    // groups of so many heads
+    int pairs;
+    int ranges;
+    int parts;  // parts of every pair; 1: as many as ranges make of it
+    bool in_cluster;
+    bool leaves_idle;  // some CTAs have no work, though there is enough for all
+  };
+
+  // `longest`: cost of the longest of the thread's own tiles. Called by all threads.
+  __device__ __forceinline__ static Cut choose_cut(const DecodePlanParams& params, const Place& all,
+                                                   int longest, float other_pairs) {
+    const DecodeWork& work = params.list;
+    const bool kept = all.tiles <= kPlanTiles;
+    const int ctas = fitting_ctas(params, all.cost * params.batch.kv_heads, other_pairs);
+    Cut cut;
+    // Items take as many heads as leave no CTA without an item: tokens are then read in longer
+    // runs.
+    cut.heads = 1;
+    cut.groups = params.batch.kv_heads;
+#pragma unroll 1
+    while (cut.heads<work.max_heads&& static_cast<int64_t>(all.tiles) * cut.groups> ctas) {
+      cut.heads *= 2;
+      cut.groups /= 2;
+    }
+    const int64_t line = cut.line = all.cost * cut.groups;
+    const int pairs = cut.pairs = all.tiles * cut.groups;
+    const bool alike = !__syncthreads_or(64ll * longest * pairs > 65 * line) && kept;
+    const bool similar = !__syncthreads_or(4ll * longest * pairs > 5 * line) && kept;
+    // Cuts at the ends of tiles slow down items of several heads, unless all tiles are alike (not
+    // explained; chosen on H200, 2026-11-23: 3 % faster).
+    const bool at_ends = alike || cut.heads == 1;
+    const int min_ctas = other_pairs > 0 ? params.min_ctas : work.ctas;
+    int ranges = range_count(work, ctas, pairs, line, at_ends, min_ctas);
+    // Tiles of about the same length all get the same number of parts, which a cluster joins, if
+    // that takes enough CTAs or the parts are short.
+    int parts = similar && work.cluster > 1
+                    ? max(min(work.cluster, short_quotient(ranges, max(pairs, 1))), 1)
+                    : 1;
+#pragma unroll 1
+    while (parts > 1 && short_quotient(work.cluster, parts) * parts != work.cluster) --parts;
+    cut.leaves_idle = 4 * parts * pairs < 3 * ranges;
+    const bool are_short =
+        line - int64_t{kOverhead} * pairs <= int64_t{work.cluster_part_units} * parts * pairs;
+    if (cut.leaves_idle && !are_short) parts = 1;
+    cut.in_cluster = parts > 1;
+    // Without clusters, the CTA of each tile that joins the parts ends last. If parts are short, as
+    // many CTAs stay without work, so that those of the next kernel need not wait for it (chosen on
+    // H200, 2026-11-22: 5 % faster).
+    const bool spares = 8 * pairs <= ctas && line <= 24ll * ctas;
+    if (cut.in_cluster) {
+      ranges = parts * pairs;
+    } else {
+      if (spares) ranges = range_count(work, ctas - pairs, pairs, line, at_ends, min_ctas);
+      if (alike && !spares && ranges > pairs) {
+        const int each = short_quotient(ranges, pairs);
+        if (each * pairs == ranges) parts = each;
+      }
+    }
+    cut.ranges = ranges;
+    cut.parts = parts;
+    return cut;
+  }
+
+  // Writes the items of the `count` tiles in shared memory, the first of which is tile `at`.
+  __device__ __forceinline__ static void write_items(const DecodeWork& work, const Line& line,
+                                                     const PlannedTile* tiles, int at, int count,
+                                                     int rank, int step) {
+#pragma unroll 1
+    for (int i = rank; i < count * line.groups; i += step) {
+      const int tile = line.groups == 1 ? i : short_quotient(i, line.groups);
+      write_first(work, line, find_pair(line, tiles[tile], i - tile * line.groups, at + tile));
+    }
+    // The last warps, which have no first parts if there are enough warps, write the others.
+#pragma unroll 1
+    for (int i = step - 1 - rank; i < line.ranges; i += step)
+      write_rest(work, line, i, tiles, count, at);
+  }
+
+  // Plans the batch by `blocks` blocks, of which this is number `block`. group_pairs: the thread's
+  // share of the (query token, key) pairs of groups that a concurrent kernel serves.
   __device__ static void plan(const DecodePlanParams& params, int block, int blocks,
                               float group_pairs, SharedMemory& shared) {
     const BatchParams& batch = params.batch;
@@ -227,8 +308,7 @@ struct DecodePlanner {
     const int thread = static_cast<int>(threadIdx.x);
     const int group = short_quotient(batch.q_heads, batch.kv_heads);
     const int each = (batch.requests + kPlanThreads - 1) / kPlanThreads;
-    // How long is the line?
-    PlannedTile own = {};  // the last of this thread: in a batch of few decodes all it has
+    PlannedTile own = {};  // the thread's last tile, in a batch of few decodes its only one
     int longest = 0;
     int64_t sum = 0;
     for_tiles(batch, each, group, [&](const PlannedTile& tile) {
@@ -236,19 +316,18 @@ struct DecodePlanner {
       longest = max(longest, tile.cost());
       sum += (int64_t{1} << kCostBits) + tile.cost();
     });
-    if constexpr (kCompany == Company::beside) {
+    if constexpr (kRole == PlannedRole::concurrent) {
       float pairs = group_pairs;
-      if (batch.max_planned_q_len > 0) pairs += pairs_beside(batch, each);
+      if (batch.max_planned_q_len > 0) pairs += concurrent_pairs(batch, each);
 #pragma unroll
       for (int step = 1; step < 32; step *= 2) pairs += __shfl_xor_sync(~0u, pairs, step);
-      if (thread % 32 == 0) shared.pairs_beside[thread / 32] = pairs;
+      if (thread % 32 == 0) shared.concurrent_pairs[thread / 32] = pairs;
     }
     int64_t total;
     const int64_t sum_before = exclusive_scan<kPlanThreads>(sum, total, shared.scan);
     const Place before = {tiles_of(sum_before), cost_of(sum_before)};
     const Place all = {tiles_of(total), cost_of(total)};
-    // Puts those of the thread's tiles that are among [at, at + kPlanTiles) where all can read
-    // them.
+    // Puts those of the thread's tiles that are among [at, at + kPlanTiles) into shared memory.
     const auto put_tiles = [&](int at) {
       int place = before.tiles - at;
       int64_t start = before.cost;
@@ -265,67 +344,30 @@ struct DecodePlanner {
       }
     };
     put_tiles(0);
-    const bool kept = all.tiles <= kPlanTiles;
     float other_pairs = 0;
-    if constexpr (kCompany == Company::beside) {
+    if constexpr (kRole == PlannedRole::concurrent) {
 #pragma unroll
-      for (const float pairs : shared.pairs_beside) other_pairs += pairs;
+      for (const float pairs : shared.concurrent_pairs) other_pairs += pairs;
     }
-    const int ctas = fitting_ctas(params, all.cost * batch.kv_heads, other_pairs);
-    // As many heads an item as leave no CTA without one: tokens are then read in longer runs.
-    int heads = 1;
-    int groups = batch.kv_heads;
-#pragma unroll 1
-    while (heads<work.max_heads&& static_cast<int64_t>(all.tiles) * groups> ctas) {
-      heads *= 2;
-      groups /= 2;
-    }
-    const int64_t line = all.cost * groups;
-    const int pairs = all.tiles * groups;
-    const bool alike = !__syncthreads_or(64ll * longest * pairs > 65 * line) && kept;
-    const bool similar = !__syncthreads_or(4ll * longest * pairs > 5 * line) && kept;
-    // Items of one head are slower so, as yet unexplained: 16 log-uniform lengths took 177 us
-    // instead of 172.
-    const bool at_ends = alike || heads == 1;
-    const int least_ctas = other_pairs > 0 ? params.least_ctas : work.ctas;
-    int ranges = range_count(work, ctas, pairs, line, at_ends, least_ctas);
-    // Tiles of about the same length: all get as many parts, which a cluster joins, if it takes
-    // enough CTAs or the parts are short.
-    int parts = similar && work.cluster > 1
-                    ? max(min(work.cluster, short_quotient(ranges, max(pairs, 1))), 1)
-                    : 1;
-#pragma unroll 1
-    while (parts > 1 && short_quotient(work.cluster, parts) * parts != work.cluster) --parts;
-    const bool leaves_idle = 4 * parts * pairs < 3 * ranges;
-    const bool are_short =
-        line - int64_t{kOverhead} * pairs <= int64_t{work.cluster_part_units} * parts * pairs;
-    if (leaves_idle && !are_short) parts = 1;
-    const bool in_cluster = parts > 1;
-    // Without clusters a CTA of each tile is the last to end, for it joins the parts. Where these
-    // are short, the next kernel's CTAs do not wait for those: 8.7 instead of 9.2 us at 1 x 4k
-    // (H200, 2026-11-22).
-    const bool spares = 8 * pairs <= ctas && line <= 24ll * ctas;
-    if (in_cluster) {
-      ranges = parts * pairs;
-    } else {
-      if (spares) ranges = range_count(work, ctas - pairs, pairs, line, at_ends, least_ctas);
-      if (alike && !spares && ranges > pairs) {
-        const int each = short_quotient(ranges, pairs);
-        if (each * pairs == ranges) parts = each;
-      }
-    }
-    cut_line(shared.tiles, line, ranges, parts, groups, shared.bounds);
+    const Cut cut = choose_cut(params, all, longest, other_pairs);
+    cut_line(shared.tiles, cut.line, cut.ranges, cut.parts, cut.groups, shared.bounds);
     const int step = kPlanThreads * blocks;
-    const int rank = thread * blocks + block;  // neighbouring tasks are those of several CTAs
+    const int rank = thread * blocks + block;  // neighbouring tasks belong to different CTAs
 #pragma unroll 1
-    for (int i = rank; i < 2 * ranges; i += step) work.tickets[i] = 0;
+    for (int i = rank; i < 2 * cut.ranges; i += step) work.tickets[i] = 0;
 #pragma unroll 1
-    for (int i = ranges + rank; i < work.ctas; i += step) write_empty(work, i);
+    for (int i = cut.ranges + rank; i < work.ctas; i += step) write_empty(work, i);
     __syncthreads();
 
-    const float ranges_per_unit = __fdividef(static_cast<float>(ranges), static_cast<float>(line));
-    const Line cut = {shared.bounds, ranges, ranges_per_unit, groups,     heads,
-                      pairs,         parts,  in_cluster,      leaves_idle};
+    const Line line = {shared.bounds,
+                       cut.ranges,
+                       __fdividef(static_cast<float>(cut.ranges), static_cast<float>(cut.line)),
+                       cut.groups,
+                       cut.heads,
+                       cut.pairs,
+                       cut.parts,
+                       cut.in_cluster,
+                       cut.leaves_idle};
 #pragma unroll 1
     for (int at = 0; at < all.tiles; at += kPlanTiles) {
       if (at > 0) {
@@ -334,15 +376,7 @@ struct DecodePlanner {
         __syncthreads();
       }
       const int count = min(kPlanTiles, all.tiles - at);
-#pragma unroll 1
-      for (int i = rank; i < count * groups; i += step) {
-        const int tile = groups == 1 ? i : short_quotient(i, groups);
-        write_first(work, cut, find_pair(cut, shared.tiles[tile], i - tile * groups, at + tile));
-      }
-      // By warps that have no first parts, if there are enough.
-#pragma unroll 1
-      for (int i = step - 1 - rank; i < ranges; i += step)
-        write_rest(work, cut, i, shared.tiles, count, at);
+      write_items(work, line, shared.tiles, at, count, rank, step);
     }
   }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <array>
 #include <string>
 
 #include "kernels/cuda/family.h"
@@ -9,9 +10,6 @@ namespace fovea::kernels::cuda::few_rows {
 namespace {
 
 constexpr std::string_view kFolder = "sm90/few_rows";
-// Pairs of blocks share segments of any length for up to so many row tiles (chosen on H200,
-// 2026-11-22).
-constexpr int32_t kMaxSharedTiles = 32;
 
 // A form of the kernel: blocks that share a segment, and segments that a cluster adds up itself.
 struct Form {
@@ -34,12 +32,6 @@ bool shares(const AttentionSetup& setup) {
   return prefill::padded_dims(setup.spec)->first == 128 && setup.spec.q_dtype == DType::bf16;
 }
 
-// Requests of three segments, the last nearly whole, are slower in one cluster than in pairs
-// (H200, 2026-11-23, not explained).
-bool joins_slowly(int32_t keys, int32_t segment) {
-  return 4 * int64_t{keys} > 11 * segment && keys <= 3 * segment;
-}
-
 }  // namespace
 
 std::vector<gpu::KernelVariant> FewRows::variants(const AttentionSetup& setup) {
@@ -53,34 +45,23 @@ FewRows::FewRows(const AttentionSetup& setup, gpu::KernelStore& store)
     : multiprocessors_(setup.multiprocessors),
       alone_(setup, variant(setup, kAlone), prefill::kGroupRows, store) {
   if (!shares(setup)) return;
-  for (size_t i = 0; i < sharing_.size(); ++i) {
-    const Form& form = kSharingForms[i];
-    Sharing& sharing = sharing_[i];
-    sharing.kernel.emplace(setup, variant(setup, form), prefill::kGroupRows, store);
-    sharing.cluster = form.sharing * form.joined;
-    sharing.max_segments = form.max_segments;
-    sharing.clusters = std::min(sharing.kernel->kernel().active_clusters(sharing.cluster),
-                                setup.multiprocessors / sharing.cluster);
+  for (const Form& form : kSharingForms) {
+    const int32_t cluster = form.sharing * form.joined;
+    const prefill::PrefillKernel& kernel =
+        sharing_.emplace_back(setup, variant(setup, form), prefill::kGroupRows, store);
+    const int32_t clusters =
+        std::min(kernel.kernel().active_clusters(static_cast<uint32_t>(cluster)),
+                 setup.multiprocessors / cluster);
+    forms_.push_back({cluster, form.max_segments, clusters});
   }
 }
 
-bool FewRows::serves(const Sharing& sharing, int32_t requests, int32_t tiles,
-                     int32_t max_kv_len) const {
-  if (!sharing.kernel || tiles > sharing.clusters) return false;
-  const int32_t segment = sharing.kernel->segment_keys();
-  const int64_t segments = (max_kv_len - 1) / segment + 1;
-  if (sharing.max_segments > 0) {
-    return requests == 1 && segments <= sharing.max_segments && !joins_slowly(max_kv_len, segment);
-  }
-  return tiles <= kMaxSharedTiles || tiles * segments <= sharing.clusters;
-}
-
-prefill::Launch FewRows::choose(int32_t requests, int32_t head_blocks, int32_t max_kv_len) const {
-  for (const Sharing& sharing : sharing_) {
-    if (!serves(sharing, requests, requests * head_blocks, max_kv_len)) continue;
-    return {&*sharing.kernel, sharing.cluster, sharing.clusters * sharing.cluster};
-  }
-  return {&alone_, 1, multiprocessors_};
+prefill::Launch FewRows::choose(const hopper::BatchBounds& bounds, int32_t head_blocks) const {
+  const auto form = hopper::choose_sharing(forms_, alone_.segment_keys(),
+                                           bounds.all_requests * head_blocks, bounds);
+  if (!form) return {&alone_, 1, multiprocessors_};
+  const hopper::SharingForm& chosen = forms_[*form];
+  return {&sharing_[*form], chosen.cluster, chosen.clusters * chosen.cluster};
 }
 
 }  // namespace fovea::kernels::cuda::few_rows

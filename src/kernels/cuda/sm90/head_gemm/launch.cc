@@ -40,7 +40,7 @@ bool HopperHeadGemm::serves(const HeadGemmParams& params) const {
          (!params.skip || ceil_div(params.tokens, large_.row_tile()) <= kMaxSkippingTiles);
 }
 
-void HopperHeadGemm::run(const HeadGemmParams& given, Stream stream) const {
+void HopperHeadGemm::run(const HeadGemmParams& given, gpu::Launcher launcher) const {
   // Small tiles if the next launch then finds idle multiprocessors, to load its weights.
   const int32_t small_tiles = ceil_div(given.tokens, small_.row_tile()) * given.heads *
                               ceil_div(given.n, small_.key_tile());
@@ -75,7 +75,7 @@ void HopperHeadGemm::run(const HeadGemmParams& given, Stream stream) const {
   params.column_tiles = ceil_div(given.n, kernel.key_tile());
   params.groups = given.heads * params.column_tiles;
   const int32_t blocks = std::min(params.row_tiles * params.groups, multiprocessors_);
-  kernel.launch_overlapped({static_cast<uint32_t>(blocks)}, params, stream);
+  kernel.launch({static_cast<uint32_t>(blocks)}, params, launcher, kOverlapped);
 }
 
 }  // namespace fovea::kernels::cuda

@@ -110,11 +110,11 @@ gpu::KernelVariant variant(const MlaDecodeSetup& setup, MlaJoins joins) {
   return mla_decode_fp8_narrow_variant(setup, block_rows(setup));
 }
 
-void attend(const MlaPass& pass, const Kernel& kernel, Stream stream) {
-  if (pass.work.cluster > 1) return launch_mla_decode_16(pass, kernel, stream);
-  if (!is_narrow(pass.setup)) return launch_mla_decode(pass, kernel, stream);
-  if (pass.setup.cache == MlaCache::as_queries) return launch_mla_decode_16(pass, kernel, stream);
-  launch_mla_decode_fp8_narrow(pass, block_rows(pass.setup), kernel, stream);
+void attend(const MlaPass& pass, const Kernel& kernel, gpu::Launcher launcher) {
+  if (pass.work.cluster > 1) return launch_mla_decode_16(pass, kernel, launcher);
+  if (!is_narrow(pass.setup)) return launch_mla_decode(pass, kernel, launcher);
+  if (pass.setup.cache == MlaCache::as_queries) return launch_mla_decode_16(pass, kernel, launcher);
+  launch_mla_decode_fp8_narrow(pass, block_rows(pass.setup), kernel, launcher);
 }
 
 }  // namespace

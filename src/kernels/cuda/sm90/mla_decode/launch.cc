@@ -28,14 +28,14 @@ gpu::KernelVariant mla_decode_variant(const MlaDecodeSetup& setup, MlaJoins join
                       setup.sm);
 }
 
-void launch_mla_decode(const MlaPass& pass, const Kernel& kernel, Stream stream) {
+void launch_mla_decode(const MlaPass& pass, const Kernel& kernel, gpu::Launcher launcher) {
   const int32_t row_blocks = cuda::row_blocks(pass.setup);
   // Two blocks over the same keys are a cluster: over fp8 rows they convert for each other, as
   // pairs they send each other values. The others only need to run at the same time, but without a
   // cluster they do not always: a preceding kernel may free multiprocessors one by one.
-  kernel.launch_overlapped({static_cast<uint32_t>(pass.work.workers * row_blocks)},
-                           decode_params(pass, block_shape(pass.setup)), stream,
-                           static_cast<uint32_t>(row_blocks));
+  kernel.launch({static_cast<uint32_t>(pass.work.workers * row_blocks)},
+                decode_params(pass, block_shape(pass.setup)), launcher,
+                {.overlapped = true, .cluster = static_cast<uint32_t>(row_blocks)});
 }
 
 }  // namespace fovea::kernels::cuda

@@ -9,6 +9,6 @@ namespace fovea::kernels::cuda {
 // Returns the kernel for MlaJoins::merge or MlaJoins::pairs.
 gpu::KernelVariant mla_decode_variant(const MlaDecodeSetup& setup, MlaJoins joins);
 
-void launch_mla_decode(const MlaPass& pass, const Kernel& kernel, Stream stream);
+void launch_mla_decode(const MlaPass& pass, const Kernel& kernel, gpu::Launcher launcher);
 
 }  // namespace fovea::kernels::cuda

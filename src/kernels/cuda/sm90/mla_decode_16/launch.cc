@@ -22,12 +22,12 @@ gpu::KernelVariant mla_decode_16_variant(const MlaDecodeSetup& setup, MlaJoins j
       setup.sm);
 }
 
-void launch_mla_decode_16(const MlaPass& pass, const Kernel& kernel, Stream stream) {
+void launch_mla_decode_16(const MlaPass& pass, const Kernel& kernel, gpu::Launcher launcher) {
   const MlaBlockShape shape = {.rows = kMlaClusterRows,
                                .query_tiles = static_cast<uint32_t>(pass.setup.rank / kColumns),
                                .key_tiles = kStageTiles};
-  kernel.launch_overlapped({static_cast<uint32_t>(pass.work.workers)}, decode_params(pass, shape),
-                           stream, static_cast<uint32_t>(pass.work.cluster));
+  kernel.launch({static_cast<uint32_t>(pass.work.workers)}, decode_params(pass, shape), launcher,
+                {.overlapped = true, .cluster = static_cast<uint32_t>(pass.work.cluster)});
 }
 
 }  // namespace fovea::kernels::cuda

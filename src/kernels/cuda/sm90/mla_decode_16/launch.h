@@ -9,6 +9,6 @@ namespace fovea::kernels::cuda {
 // Returns the kernel for MlaJoins::blocks or MlaJoins::clusters.
 gpu::KernelVariant mla_decode_16_variant(const MlaDecodeSetup& setup, MlaJoins joins);
 
-void launch_mla_decode_16(const MlaPass& pass, const Kernel& kernel, Stream stream);
+void launch_mla_decode_16(const MlaPass& pass, const Kernel& kernel, gpu::Launcher launcher);
 
 }  // namespace fovea::kernels::cuda

@@ -21,12 +21,12 @@ gpu::KernelVariant mla_decode_fp8_narrow_variant(const MlaDecodeSetup& setup, in
 }
 
 void launch_mla_decode_fp8_narrow(const MlaPass& pass, int32_t rows, const Kernel& kernel,
-                                  Stream stream) {
+                                  gpu::Launcher launcher) {
   const MlaBlockShape shape = {.rows = rows,
                                .query_tiles = static_cast<uint32_t>(pass.setup.rank / kColumns),
                                .key_tiles = 0};
-  kernel.launch_overlapped({static_cast<uint32_t>(pass.work.workers)}, decode_params(pass, shape),
-                           stream);
+  kernel.launch({static_cast<uint32_t>(pass.work.workers)}, decode_params(pass, shape), launcher,
+                kOverlapped);
 }
 
 }  // namespace fovea::kernels::cuda

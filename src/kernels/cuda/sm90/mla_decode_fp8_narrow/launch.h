@@ -9,6 +9,6 @@ namespace fovea::kernels::cuda {
 gpu::KernelVariant mla_decode_fp8_narrow_variant(const MlaDecodeSetup& setup, int32_t rows);
 
 void launch_mla_decode_fp8_narrow(const MlaPass& pass, int32_t rows, const Kernel& kernel,
-                                  Stream stream);
+                                  gpu::Launcher launcher);
 
 }  // namespace fovea::kernels::cuda

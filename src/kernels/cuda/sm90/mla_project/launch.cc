@@ -41,7 +41,7 @@ std::vector<gpu::KernelVariant> MlaProject::variants(const MlaProjectSetup& setu
 MlaProject::MlaProject(const MlaProjectSetup& setup, gpu::KernelStore& store)
     : setup_(setup), pairs_(variants(setup)[0], store), sides_(variants(setup)[1], store) {}
 
-void MlaProject::run(const MlaProjectTensors& tensors, Stream stream) const {
+void MlaProject::run(const MlaProjectTensors& tensors, gpu::Launcher launcher) const {
   const auto row_tile = static_cast<uint32_t>(pairs_.row_tile());
   const auto rank = static_cast<uint64_t>(setup_.rank),
              heads = static_cast<uint64_t>(tensors.heads),
@@ -96,10 +96,10 @@ void MlaProject::run(const MlaProjectTensors& tensors, Stream stream) const {
   const int64_t blocks = setup_.multiprocessors, pairs = blocks / kPair;
   if (kSideTime * static_cast<float>(ceil_div(sides, blocks)) <
       static_cast<float>(ceil_div(paired, pairs))) {
-    sides_.launch_overlapped({static_cast<uint32_t>(std::min(sides, blocks))}, params, stream);
+    sides_.launch({static_cast<uint32_t>(std::min(sides, blocks))}, params, launcher, kOverlapped);
   } else {
-    pairs_.launch_overlapped({static_cast<uint32_t>(kPair * std::min(paired, pairs))}, params,
-                             stream, static_cast<uint32_t>(kPair));
+    pairs_.launch({static_cast<uint32_t>(kPair * std::min(paired, pairs))}, params, launcher,
+                  {.overlapped = true, .cluster = static_cast<uint32_t>(kPair)});
   }
 }
 

@@ -31,7 +31,7 @@ Buffers carve(WorkspaceCarver& workspace, const AttentionSetup& setup, const Bat
   Buffers buffers;
   buffers.work =
       carve_work_list(workspace, setup, limits, {kPartRows, kPartRows}, setup.multiprocessors);
-  const int64_t tiles = most_tiles(setup.spec, limits, kPartRows);
+  const int64_t tiles = max_tiles(setup.spec, limits, kPartRows);
   buffers.parts = workspace.take<GroupParts>(tiles * setup.spec.kv_heads);
   return buffers;
 }
@@ -48,28 +48,23 @@ class HopperGroups final : public AttentionKernel {
     buffers_ = carve(carver, setup_, limits);
   }
 
-  void expect_groups(int32_t tokens, bool beside) override {
-    tokens_ = tokens;
-    beside_ = beside;
-  }
-
-  void plan(const BatchParams& batch, int32_t, PassPlan& pass) override {
-    pass.add_groups(plan_, PlanParams{batch, buffers_.work, 0}, buffers_.parts);
-  }
-
-  // Results are f32: given.f32_out.
-  void attend(const AttentionParams& given, int32_t layer, Stream stream) override {
-    AttentionParams params = given;
-    params.work = buffers_.work;
-    parts_.attend(params, tokens_, beside_, false, layer, stream);
-  }
-
-  void tell_parts(PrefixState& state) const override {
+  void plan(const PlanRequest& request, PlanQueue& pass) override {
+    tokens_ = request.tokens;
+    beside_ = request.after_decode;
+    PrefixState& state = *request.unmerged;
     state.parts = buffers_.parts;
     state.tile_indptr = buffers_.work.tile_indptr;
     state.part_out = buffers_.work.partial_out;
     state.part_lse = buffers_.work.partial_lse;
     state.row_tile = kPartRows;
+    pass.add_groups(plan_, PlanParams{request.batch, buffers_.work, 0}, buffers_.parts);
+  }
+
+  // Results are f32: given.f32_out.
+  void attend(const AttentionParams& given, int32_t layer, gpu::Launcher launcher) override {
+    AttentionParams params = given;
+    params.work = buffers_.work;
+    parts_.attend(params, tokens_, beside_, false, layer, launcher);
   }
 
  private:

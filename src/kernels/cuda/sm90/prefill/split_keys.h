@@ -1,28 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 // Prefill of few row tiles over many keys: portable/plan cuts the keys of row tiles so that every
-// multiprocessor has as much to do, variants `parts` compute the parts, portable/merge joins them.
+// multiprocessor has the same work, variants `parts` compute the parts, portable/merge joins them.
 #pragma once
 
 #include "kernels/cuda/portable/merge/launch.h"
+#include "kernels/cuda/sm90/choose.h"
 #include "kernels/cuda/sm90/common/prefill_kernel.h"
 #include "kernels/cuda/sm90/prefill/variants.h"
 
 namespace fovea::kernels::cuda::prefill {
 
-// Rows of a tile of `parts`, and of `few_parts`.
+// Rows of a row tile of the variants `parts` and `few_parts`.
 inline constexpr int32_t kPartRows = 128, kFewPartRows = 64;
 
-// The parts of a list, by a loaded variant.
+// A loaded variant that computes the parts of a work list.
 class Parts {
  public:
   Parts(const AttentionSetup& setup, const gpu::KernelVariant& variant, int32_t rows,
         gpu::KernelStore& store)
       : setup_(setup), kernel_(setup, variant, rows, store) {}
   void share_keys(const SharedKeys& keys) { shared_keys_ = keys; }
-  // With the list in given.work. `tokens`: of the planned pass at most. beside, list_settled: as
-  // PrefillParams.
+  // Computes the list in given.work. `tokens`: those of the planned pass, at most. beside and
+  // list_settled: as in PrefillParams.
   void attend(const AttentionParams& given, int32_t tokens, bool beside, bool list_settled,
-              int32_t layer, Stream stream);
+              int32_t layer, gpu::Launcher launcher);
 
  private:
   AttentionSetup setup_;
@@ -34,50 +35,37 @@ class Parts {
 
 class SplitKeys {
  public:
-  // Empty: these layers' keys are not split.
+  // As hopper_max_decode_rows().
+  static int32_t max_decode_rows(const AttentionSetup& setup);
+  // Returns the kernels that the constructor takes from the store; empty: the layer's keys are
+  // never split.
   static std::vector<gpu::KernelVariant> variants(const AttentionSetup& setup);
-  // The rest is of setups with variants.
+  // The other functions are for setups with variants.
   static WorkList carve(WorkspaceCarver& workspace, const AttentionSetup& setup,
                         const BatchLimits& limits);
 
   SplitKeys(const AttentionSetup& setup, gpu::KernelStore& store);
-  void reserve(const WorkList& work, const BatchLimits& limits) {
-    work_ = work;
-    max_q_len_ = limits.max_q_len;
-  }
-  void share_keys(const SharedKeys& keys) {
-    for (Form& form : forms_) form.parts.share_keys(keys);
-  }
-  // Whether a batch is faster here than by sm90/decode, which could serve it.
-  bool outruns_decode(const BatchParams& batch) const;
-  // Whether it takes the batch: such a one, or where blocks that take whole row tiles would leave
-  // others idle for long, or wait for memory. `keys`: of a request at most; `requests`: that have
-  // any.
-  bool plan(const BatchParams& batch, int32_t tokens, int32_t requests, int32_t keys,
-            PassPlan& pass);
-  void attend(const AttentionParams& given, int32_t layer, Stream stream);
+  void reserve(const WorkList& work) { work_ = work; }
+  // Returns true if keys of the batch are split (hopper::choose_split()); only then plans it.
+  bool plan(const PlanRequest& request, hopper::BatchBounds bounds, PlanQueue& plans);
+  void attend(const AttentionParams& given, int32_t layer, gpu::Launcher launcher);
 
  private:
   struct Form {
-    int32_t rows;
-    float over_whole;  // time of a row tile's keys over that of the kernel that does not split
     Kernel plan;
     Merge merge;
     Parts parts;
   };
 
-  int32_t longest(const BatchParams& batch) const {
-    return batch.max_q_len > 0 ? batch.max_q_len : max_q_len_;
-  }
-
-  bool packed_;  // sm90/decode serves no packed keys
-  int32_t most_decode_rows_;
+  bool packed_;  // keys are not in a cache
+  int32_t max_decode_rows_;
   int32_t blocks_;
-  std::vector<Form> forms_;  // by rows
-  Form* active_ = nullptr;   // of the planned batch
+  std::vector<hopper::SplitForm> choices_;  // by row tile
+  std::vector<Form> forms_;                 // as choices_
   WorkList work_{};
-  int32_t max_q_len_ = 1;
-  int32_t tokens_ = 0;  // of the planned pass at most
+  // The planned batch:
+  Form* active_ = nullptr;
+  int32_t tokens_ = 0;  // at most
   bool beside_ = false;
   bool list_settled_ = false;
 };

@@ -8,7 +8,7 @@
 #pragma once
 
 #include "kernels/cuda/common/division.cuh"
-#include "kernels/cuda/common/plan_launch.cuh"
+#include "kernels/cuda/common/plan_kernel.cuh"
 #include "kernels/cuda/common/prefill_params.h"
 #include "kernels/cuda/common/scan.cuh"
 #include "kernels/cuda/common/visibility.cuh"
@@ -69,7 +69,7 @@ struct PrefillOrderer {
   static_assert(kBuckets == 4 * kThreads);
   static constexpr bool kCut = kTiles == cut;
   static constexpr int kHeld = 1024;  // requests, and tiles, that are in shared memory at a time
-  using Params = PlanLaunch<PrefillOrderParams>;
+  using Params = PlanKernelParams<PrefillOrderParams>;
   static constexpr int kBlocksPerSm = 1;
 
   struct Request {

@@ -4,7 +4,7 @@
 // first tokens.
 #pragma once
 
-#include "kernels/cuda/common/plan_launch.h"
+#include "kernels/cuda/common/plan_kernel_params.h"
 #include "kernels/cuda/common/ptx.cuh"
 #include "kernels/cuda/common/scan.cuh"
 #include "kernels/cuda/common/types.cuh"
@@ -59,24 +59,24 @@ __device__ inline void write_page_row(const TableWriteParams& params, int64_t re
 // all requests, some requests a lane, to find its own.
 __device__ inline void write_table_of_tokens(const TableWriteParams& params, int block,
                                              int blocks) {
-  constexpr int kMostOfLane = 8;
+  constexpr int kMaxOfLane = 8;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warps = static_cast<int>(blockDim.x) / 32;
   const int width = static_cast<int>(params.page_table_stride);
-  const int of_lane = min((params.requests + 31) / 32, kMostOfLane);
+  const int of_lane = min((params.requests + 31) / 32, kMaxOfLane);
   int piece = block * warps + static_cast<int>(threadIdx.x) / 32;  // counted from request `turn` on
   for (int turn = 0; turn < params.requests; turn += 32 * of_lane) {
     const int first = turn + lane * of_lane;
-    int kv_lens[kMostOfLane], given_rows[kMostOfLane];
+    int kv_lens[kMaxOfLane], given_rows[kMaxOfLane];
 #pragma unroll
-    for (int i = 0; i < kMostOfLane; ++i) {
+    for (int i = 0; i < kMaxOfLane; ++i) {
       const bool is_one = i < of_lane && first + i < params.requests;
       kv_lens[i] = is_one ? min(params.kv_lens[first + i], width) : 0;
       given_rows[i] = is_one ? params.request_rows[first + i] : 0;
     }
     int own = 0;  // pieces of this lane's requests
 #pragma unroll
-    for (int i = 0; i < kMostOfLane; ++i) own += (kv_lens[i] + kTableKeys - 1) / kTableKeys;
+    for (int i = 0; i < kMaxOfLane; ++i) own += (kv_lens[i] + kTableKeys - 1) / kTableKeys;
     const int end = warp_scan(own);
     const int all = __shfl_sync(~0u, end, 31);
     for (; piece < all; piece += blocks * warps) {
@@ -84,7 +84,7 @@ __device__ inline void write_table_of_tokens(const TableWriteParams& params, int
       int key = (piece - (end - own)) * kTableKeys;  // from the lane's first request on
       int request = -1, kv_len = 0, given_row = 0;
 #pragma unroll
-      for (int i = 0; i < kMostOfLane; ++i) {
+      for (int i = 0; i < kMaxOfLane; ++i) {
         if (request >= 0) break;
         if (key < kv_lens[i]) {
           request = first + i;
@@ -122,21 +122,21 @@ __device__ inline void write_page_table(const TableWriteParams& params, int bloc
   }
 }
 
-// What the blocks of a plan's launch do: those that plan call plan(), the others write the table. A
-// plan behind another one does not wait to begin, since that one has waited before it let this one
-// start; it waits to end, so that whoever waits for it waits for both.
+// Runs a block of a plan's launch: the first blocks call plan(), the others write the table. A plan
+// that follows another one does not wait before it starts, since that one waited before it let this
+// one start. It waits before it ends, so that a kernel that waits for it waits for both.
 template <typename Params, typename Plan>
 __device__ void run_plan(const Params& params, Plan plan) {
-  if (!params.company.behind_plan) wait_for_previous_kernel();
+  if (!params.tasks.follows_plan) wait_for_previous_kernel();
   allow_next_kernel();
   const int block =
       static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x) + params.table_blocks;
   if (block >= 0) {
-    write_page_table(params.company.pages, block, params.table_blocks);
+    write_page_table(params.tasks.pages, block, params.table_blocks);
   } else {
     plan();
   }
-  if (params.company.behind_plan) wait_for_previous_kernel();
+  if (params.tasks.follows_plan) wait_for_previous_kernel();
 }
 
 }  // namespace fovea::kernels::cuda

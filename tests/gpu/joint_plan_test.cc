@@ -13,7 +13,7 @@
 #include "attention/prefix_levels.h"
 #include "gpu/gpu.h"
 #include "gpu/planner_batches.h"
-#include "kernels/cuda/common/pass_plan_params.h"
+#include "kernels/cuda/common/joint_plan_params.h"
 
 namespace fovea::kernels::cuda {
 namespace {
@@ -44,8 +44,8 @@ struct DecodeList {
     plan.list.tickets = tickets.data();
     plan.list.ctas = kCtas;
     plan.list.max_heads = 2;
-    plan.list.least_units = 1;
-    plan.least_ctas = kCtas / 2;
+    plan.list.min_units = 1;
+    plan.min_ctas = kCtas / 2;
     plan.pairs_per_unit = 100;
     return plan;
   }
@@ -154,21 +154,21 @@ TEST_P(Planners, MixedBatchesAreThoseOfTwoLaunches) {
   const auto tokens = static_cast<size_t>(q_indptr_host.back());
   const OrderList order_alone(tokens);
   load("sm90/prefill_order", {"256", "whole"})
-      .launch({}, PlanLaunch<PrefillOrderParams>{order_alone.params(many), {}, 0}, nullptr);
+      .launch({}, PlanKernelParams<PrefillOrderParams>{order_alone.params(many), {}, 0}, nullptr);
   for (const int32_t rows : {8, 16}) {
     SCOPED_TRACE(rows);
     const DecodeList alone(batch(), rows), joint(batch(), rows);
     const OrderList order_joint(tokens);
     load("sm90/decode_plan", {std::to_string(rows), "16", "4"})
-        .launch({kPlanCtas}, PlanLaunch<DecodePlanParams>{alone.params(few), {}, 0}, nullptr);
-    PassPlanParams pass{};
+        .launch({kPlanCtas}, PlanKernelParams<DecodePlanParams>{alone.params(few), {}, 0}, nullptr);
+    JointPlanParams pass{};
     pass.decode = joint.params(few);
     pass.decode.pairs_per_unit = kNoPairs;
     pass.order = order_joint.params(many);
     pass.decode_blocks = kPlanCtas;
     pass.order_blocks = 1;
     pass.decode_rows = rows;
-    load("sm90/pass_plan", {"16", "4"}).launch({kPlanCtas + 1}, pass, nullptr);
+    load("sm90/joint_plan", {"16", "4"}).launch({kPlanCtas + 1}, pass, nullptr);
     EXPECT_TRUE(same_bytes(*alone.items, *joint.items));
     EXPECT_TRUE(same_bytes(alone.ranges, joint.ranges));
     EXPECT_TRUE(same_bytes(alone.tickets, joint.tickets));
@@ -202,9 +202,9 @@ TEST_P(Planners, CascadesAreThoseOfTwoLaunches) {
     const Prefixes prefixes(params, shared, kLevels), others(params, shared, kLevels);
     const GroupLists groups(batch(), kLevels), other_groups(batch(), kLevels);
     const DecodeList joint(batch(), 8), alone(batch(), 8);
-    PassPlanParams pass{};
-    pass.company.prefixes = prefixes.found;
-    pass.company.level_bytes = static_cast<int64_t>(groups.level_bytes());
+    JointPlanParams pass{};
+    pass.tasks.prefixes = prefixes.found;
+    pass.tasks.level_bytes = static_cast<int64_t>(groups.level_bytes());
     pass.decode = joint.params(params);
     pass.decode.batch.mask.first_keys = prefixes.found.first_keys;
     pass.decode.pairs_per_unit = kNoPairs;
@@ -212,17 +212,17 @@ TEST_P(Planners, CascadesAreThoseOfTwoLaunches) {
     pass.decode_blocks = kPlanCtas;
     pass.decode_rows = 8;
     pass.group_rows = group_rows;
-    load("sm90/pass_plan", {"16", "4"}).launch({kPlanCtas + kLevels}, pass, nullptr);
+    load("sm90/joint_plan", {"16", "4"}).launch({kPlanCtas + kLevels}, pass, nullptr);
 
-    const PlanCompany company{.prefixes = others.found, .level_bytes = pass.company.level_bytes};
+    const PlanTasks tasks{.prefixes = others.found, .level_bytes = pass.tasks.level_bytes};
     load("portable/plan", {std::to_string(group_rows)})
-        .launch({kLevels}, PlanLaunch<PlanParams>{others.plan(params, other_groups), company, 0},
-                nullptr);
+        .launch({kLevels},
+                PlanKernelParams<PlanParams>{others.plan(params, other_groups), tasks, 0}, nullptr);
     EXPECT_TRUE(same_bytes(groups.bytes, other_groups.bytes));
     DecodePlanParams list = alone.params(pass.decode.batch);
     list.pairs_per_unit = kNoPairs;
     load("sm90/decode_plan", {"8", "16", "4"})
-        .launch({kPlanCtas}, PlanLaunch<DecodePlanParams>{list, {}, 0}, nullptr);
+        .launch({kPlanCtas}, PlanKernelParams<DecodePlanParams>{list, {}, 0}, nullptr);
     EXPECT_TRUE(same_bytes(*joint.items, *alone.items));
     EXPECT_TRUE(same_bytes(joint.ranges, alone.ranges));
   }
@@ -236,13 +236,13 @@ TEST_P(Planners, PartsOfGroupsAreFoundByTheirPair) {
   const Prefixes prefixes(params, shared, 1);
   const GroupLists groups(batch(), 1);
   const Guarded<GroupParts> parts(groups.pairs);
-  PassPlanParams pass{};
-  pass.company.prefixes = prefixes.found;
-  pass.company.level_bytes = static_cast<int64_t>(groups.level_bytes());
+  JointPlanParams pass{};
+  pass.tasks.prefixes = prefixes.found;
+  pass.tasks.level_bytes = static_cast<int64_t>(groups.level_bytes());
   pass.groups = prefixes.plan(params, groups);
   pass.group_parts = parts.data();
   pass.group_rows = 128;
-  load("sm90/pass_plan", {"16", "4"}).launch({1}, pass, nullptr);
+  load("sm90/joint_plan", {"16", "4"}).launch({1}, pass, nullptr);
   const auto read = [](const auto* from, size_t count) {
     std::vector<std::remove_cvref_t<decltype(*from)>> values(count);
     gpu::copy_to_host(values.data(), from, count * sizeof(*from), nullptr);
@@ -271,16 +271,16 @@ TEST_P(Planners, DecodeLeavesMultiprocessorsToLongGroups) {
   prefixes.found.max_q_len = 8;
   const GroupLists groups(batch(), 1);
   const DecodeList list(batch(), 8);
-  PassPlanParams pass{};
-  pass.company.prefixes = prefixes.found;
-  pass.company.level_bytes = static_cast<int64_t>(groups.level_bytes());
+  JointPlanParams pass{};
+  pass.tasks.prefixes = prefixes.found;
+  pass.tasks.level_bytes = static_cast<int64_t>(groups.level_bytes());
   pass.decode = list.params(long_batch);
   pass.decode.batch.mask.first_keys = prefixes.found.first_keys;
   pass.groups = prefixes.plan(long_batch, groups);
   pass.decode_blocks = kPlanCtas;
   pass.decode_rows = 8;
   pass.group_rows = 128;
-  const Kernel plan = load("sm90/pass_plan", {"16", "4"});
+  const Kernel plan = load("sm90/joint_plan", {"16", "4"});
   const auto busy_with = [&](float pairs_per_unit) {
     pass.decode.pairs_per_unit = pairs_per_unit;
     plan.launch({kPlanCtas + 1}, pass, nullptr);

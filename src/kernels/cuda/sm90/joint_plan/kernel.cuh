@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// All plans of a pass that has several, in one launch: decode's and prefill's of a mixed batch, the
-// last pass's and those of all levels of a cascade. None reads what another writes. Launches behind
-// one another took 5.6 us for a mixed batch and 6.4 for a cascade of one level (H200, 2026-11-22).
+// All plans of a pass that has several, in one launch: those of decode and prefill in a mixed
+// batch, those of the last pass and of all levels in a cascade. None reads what another writes.
 //
 //   blocks    | decode, decode ... | prefill | level 0, level 1 ... | page table ... |
 //
-// In a cascade each of them but those of the page table finds the groups for itself, which is
-// sooner done than waited for.
+// In a cascade each block that plans finds the groups itself, which takes less time than waiting
+// for another block.
 #pragma once
 
-#include "kernels/cuda/common/pass_plan_params.h"
+#include "kernels/cuda/common/joint_plan_params.h"
 #include "kernels/cuda/common/prefix_groups.cuh"
 #include "kernels/cuda/portable/plan/planner.cuh"
 #include "kernels/cuda/sm90/decode_plan/planner.cuh"
@@ -18,14 +17,14 @@
 namespace fovea::kernels::cuda {
 
 template <int kGrain, int kOverhead>
-struct PassPlanner {
-  using Params = PassPlanParams;
+struct JointPlanner {
+  using Params = JointPlanParams;
   using Finder = PrefixGroupsFinder<kPlanThreads>;
-  using Narrow = DecodePlanner<8, kGrain, kOverhead, Company::beside>;
-  using Wide = DecodePlanner<16, kGrain, kOverhead, Company::beside>;
+  using Narrow = DecodePlanner<8, kGrain, kOverhead, PlannedRole::concurrent>;
+  using Wide = DecodePlanner<16, kGrain, kOverhead, PlannedRole::concurrent>;
   using Prompts = PrefillOrderer<kPlanThreads, whole>;
   using Groups = WorkPlanner<128>;
-  using WideGroups = WorkPlanner<64>;  // of heads of more than 128 columns
+  using WideGroups = WorkPlanner<64>;  // heads of more than 128 columns
   static constexpr int kBlocksPerSm = 1;
 
   struct SharedMemory {
@@ -44,12 +43,12 @@ struct PassPlanner {
   __device__ static void plan_groups(const Params& params, int level,
                                      typename Planner::SharedMemory& shared) {
     PlanParams plan = params.groups;
-    Planner::turn_to_level(plan, params.company, level);
-    Planner::plan(plan, Planner::of_level(params.group_parts, params.company, level), shared);
+    Planner::turn_to_level(plan, params.tasks, level);
+    Planner::plan(plan, Planner::of_level(params.group_parts, params.tasks, level), shared);
   }
 
   __device__ static void plan(const Params& params, SharedMemory& shared) {
-    const PrefixGroupsParams& prefixes = params.company.prefixes;
+    const PrefixGroupsParams& prefixes = params.tasks.prefixes;
     const int block = static_cast<int>(blockIdx.x);
     const int level = block - params.decode_blocks - params.order_blocks;
     if (level >= 0) {
@@ -86,7 +85,7 @@ struct PassPlanner {
     const int block =
         static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x) + params.table_blocks;
     if (block >= 0) {
-      write_page_table(params.company.pages, block, params.table_blocks);
+      write_page_table(params.tasks.pages, block, params.table_blocks);
     } else {
       plan(params, *reinterpret_cast<SharedMemory*>(dynamic_shared));
     }
@@ -94,6 +93,6 @@ struct PassPlanner {
 };
 
 template <int kGrain, int kOverhead>
-using Config = PassPlanner<kGrain, kOverhead>;
+using Config = JointPlanner<kGrain, kOverhead>;
 
 }  // namespace fovea::kernels::cuda
