@@ -87,7 +87,7 @@ class CudaBackend final : public CudaBackendBase {
   void run_layer(const LayerTensors& tensors, gpu::Launcher launcher) override;
 
   Choice choose(const BatchView& batch) const;
-  void plan_kernels(const BatchView& batch, cuda::PlanQueue& pass);
+  void plan_kernels(const BatchView& batch, cuda::PlanQueue& plans);
   void set_tensors(const LayerTensors& tensors);
 
   const CudaKernels& table_;
@@ -175,7 +175,7 @@ CudaBackend::Choice CudaBackend::choose(const BatchView& batch) const {
 
 // In a mixed batch every request goes to the kernel that suits its length, by the lengths on the
 // device.
-void CudaBackend::plan_kernels(const BatchView& batch, cuda::PlanQueue& pass) {
+void CudaBackend::plan_kernels(const BatchView& batch, cuda::PlanQueue& plans) {
   const bool cross = spec().scope == AttentionScope::cross;
   const bool own_keys = uses_kv_cache(spec()) && !cross;
   cuda::PlanRequest request = {.batch = params_.batch,
@@ -183,7 +183,7 @@ void CudaBackend::plan_kernels(const BatchView& batch, cuda::PlanQueue& pass) {
                                .keys = {.prefix_written = batch.hints.prefix_written && own_keys,
                                         .max_kv_len = cross ? 0 : batch.hints.max_kv_len}};
   chosen_ = choose(batch);
-  if (chosen_.concurrent == nullptr) return chosen_.main->plan(request, pass);
+  if (chosen_.concurrent == nullptr) return chosen_.main->plan(request, plans);
 
   request.role = cuda::PassRole::concurrent;
   cuda::PlanRequest long_requests = request;
@@ -192,10 +192,10 @@ void CudaBackend::plan_kernels(const BatchView& batch, cuda::PlanQueue& pass) {
   if (!batch.hints.host_q_lens.empty() && own_keys) {
     long_requests.keys = keys_of_long_requests(batch, max_decode_tokens_ + 1);
   }
-  chosen_.main->plan(long_requests, pass);
+  chosen_.main->plan(long_requests, plans);
   request.batch.max_planned_q_len = max_decode_tokens_;
   request.batch.max_q_len = 1;  // almost all of these requests have one new token
-  chosen_.concurrent->plan(request, pass);
+  chosen_.concurrent->plan(request, plans);
 }
 
 void CudaBackend::plan_batch(const BatchView& batch, gpu::Launcher launcher) {
@@ -212,12 +212,12 @@ void CudaBackend::plan_batch(const BatchView& batch, gpu::Launcher launcher) {
     tasks.pages = cache().page_table(batch, params_.batch.kv_lens, buffers_.pages);
   }
   if (cascades_) buffers_.prefixes.find_groups(batch, params_.batch, tasks);
-  cuda::PlanQueue pass(tasks);
-  plan_kernels(batch, pass);
+  cuda::PlanQueue plans(tasks);
+  plan_kernels(batch, plans);
   if (cascades_) {
-    buffers_.prefixes.plan(batch, params_.batch, chosen_.main == decode_.get(), pass);
+    buffers_.prefixes.plan(batch, params_.batch, chosen_.main == decode_.get(), plans);
   }
-  pass.launch(joint_plan_ ? &*joint_plan_ : nullptr, launcher);
+  plans.launch(joint_plan_ ? &*joint_plan_ : nullptr, launcher);
 }
 
 void CudaBackend::set_tensors(const LayerTensors& tensors) {

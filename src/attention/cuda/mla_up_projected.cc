@@ -144,13 +144,13 @@ void CudaUpProjectedMla::plan(const BatchView& batch, const MlaFormBounds& bound
 }
 
 void CudaUpProjectedMla::plan_part(const Part& part, gpu::Launcher launcher) const {
-  cuda::PlanQueue pass({});
+  cuda::PlanQueue plans({});
   part.attention->plan({.batch = part.batch,
                         .tokens = batch_.tokens,
                         .keys = part.keys,
                         .shared_keys = part.shared_keys},
-                       pass);
-  pass.launch(nullptr, launcher);
+                       plans);
+  plans.launch(nullptr, launcher);
 }
 
 cuda::MlaChunk CudaUpProjectedMla::chunk() const {

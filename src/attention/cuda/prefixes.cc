@@ -94,7 +94,7 @@ void CudaPrefixes::find_groups(const BatchView& batch, cuda::BatchParams& params
 }
 
 void CudaPrefixes::plan(const BatchView& batch, const cuda::BatchParams& params, bool after_decode,
-                        cuda::PlanQueue& pass) {
+                        cuda::PlanQueue& plans) {
   plan_complete_ = false;
   for (Level& level : std::span(level_).first(levels_)) {
     level.state = {.groups = level.groups, .out = level.out, .lse = level.lse};
@@ -103,7 +103,7 @@ void CudaPrefixes::plan(const BatchView& batch, const cuda::BatchParams& params,
                         .role = cuda::PassRole::groups,
                         .after_decode = after_decode,
                         .unmerged = &level.state},
-                       pass);
+                       plans);
   }
 }
 

@@ -45,7 +45,7 @@ class CudaPrefixes {
   // Plans the passes over groups. after_decode: the last pass is one launch of the kernel for short
   // requests.
   void plan(const BatchView& batch, const kernels::cuda::BatchParams& params, bool after_decode,
-            kernels::cuda::PlanQueue& pass);
+            kernels::cuda::PlanQueue& plans);
   // Returns the LSE of the last pass for callers that ask for none.
   float* own_lse() const { return own_lse_; }
   // After the last pass, which had these `params`: attends to the groups.

@@ -87,7 +87,7 @@ class AttentionKernel {
   virtual void reserve(const BatchLimits& limits, std::byte* workspace) = 0;
   // Once per pass: adds the plan that orders the batch's work by its lengths on the device. The
   // levels of a cascade are planned in order, level 0 first.
-  virtual void plan(const PlanRequest& request, PlanQueue& pass) = 0;
+  virtual void plan(const PlanRequest& request, PlanQueue& plans) = 0;
   // Computes the planned batch: out and lse are complete afterwards. params.keys are those of
   // `layer`; packed keys are one page, whose strides give its rows (0: as many as new tokens). The
   // kernel sets params.work itself.

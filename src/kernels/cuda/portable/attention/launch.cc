@@ -84,12 +84,12 @@ class PortableAttention final : public AttentionKernel {
     work_ = carve(carver, setup_, limits, row_tile_);
   }
 
-  void plan(const PlanRequest& request, PlanQueue& pass) override {
+  void plan(const PlanRequest& request, PlanQueue& plans) override {
     const PlanParams plan{request.batch, work_, setup_.spec.batch_invariant};
     if (request.role == PassRole::groups) {
-      pass.add_groups(plan_, plan);
+      plans.add_groups(plan_, plan);
     } else {
-      pass.add(plan_, plan);
+      plans.add(plan_, plan);
     }
   }
 

@@ -48,7 +48,7 @@ class HopperGroups final : public AttentionKernel {
     buffers_ = carve(carver, setup_, limits);
   }
 
-  void plan(const PlanRequest& request, PlanQueue& pass) override {
+  void plan(const PlanRequest& request, PlanQueue& plans) override {
     tokens_ = request.tokens;
     beside_ = request.after_decode;
     PrefixState& state = *request.unmerged;
@@ -57,7 +57,7 @@ class HopperGroups final : public AttentionKernel {
     state.part_out = buffers_.work.partial_out;
     state.part_lse = buffers_.work.partial_lse;
     state.row_tile = kPartRows;
-    pass.add_groups(plan_, PlanParams{request.batch, buffers_.work, 0}, buffers_.parts);
+    plans.add_groups(plan_, PlanParams{request.batch, buffers_.work, 0}, buffers_.parts);
   }
 
   // Results are f32: given.f32_out.
