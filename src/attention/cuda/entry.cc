@@ -11,6 +11,7 @@
 #include "attention/prefix_levels.h"
 #include "attention/validate/spec.h"
 #include "core/check.h"
+#include "kernels/cuda/sm90/joint_plan/launch.h"
 #include "kernels/cuda/store.h"
 
 namespace fovea {

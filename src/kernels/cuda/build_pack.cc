@@ -44,7 +44,7 @@ int shared_bytes_of_sm(int sm) {
 }
 
 int blocks_per_sm(const KernelListing& kernel) {
-  constexpr int kReservedShared = 1024;  // of every block
+  constexpr int kReservedShared = 1024;  // reserved in every block
   constexpr int kRegisters = 65536, kRegisterUnit = 8;
   const int threads_of_sm = kernel.sm == 120 ? 1536 : 2048;
   if (kernel.threads == 0) return 0;
@@ -116,7 +116,7 @@ std::vector<KernelListing> build_kernel_pack(const KernelBuildOptions& options) 
   try {
     threads.parallel_for(static_cast<int64_t>(missing.size()), compile);
   } catch (...) {
-    pack.save(options.pack_path);  // what compiled is not compiled again
+    pack.save(options.pack_path);  // keeps the kernels that did compile
     throw;
   }
   pack.save(options.pack_path);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a compiled kernel says about itself, as KernelTraits in common/types.cuh.
+// The traits that a compiled kernel reports, as KernelTraits in common/types.cuh.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace fovea::kernels::cuda {
 inline constexpr char kTraitsSymbol[] = "fovea_traits";
 
 struct Traits {
-  int32_t threads;       // of a block
+  int32_t threads;       // a block
   int32_t shared_bytes;  // dynamic
   int32_t row_tile;      // 0: the kernel has none
   int32_t key_tile;

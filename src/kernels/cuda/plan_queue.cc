@@ -61,9 +61,4 @@ void PlanQueue::launch_in_turn(gpu::Launcher launcher) const {
   launch(groups_);
 }
 
-gpu::KernelVariant joint_plan_variant(int sm) {
-  const Family& plans = family("sm90/joint_plan");
-  return make_variant(plans, plans.baked.front(), sm);
-}
-
 }  // namespace fovea::kernels::cuda

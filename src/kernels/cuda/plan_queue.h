@@ -70,6 +70,4 @@ class PlanQueue {
   GroupParts* group_parts_ = nullptr;
 };
 
-gpu::KernelVariant joint_plan_variant(int sm);
-
 }  // namespace fovea::kernels::cuda

@@ -11,7 +11,7 @@
 namespace fovea::kernels::cuda {
 namespace {
 
-std::string packed_beside_program() {
+std::string pack_of_program() {
   std::error_code ignored;
   const auto program = std::filesystem::read_symlink("/proc/self/exe", ignored);
   const auto pack = program.parent_path() / "kernels.pack";
@@ -33,7 +33,7 @@ gpu::KernelStoreOptions kernel_store_options() {
   const char* cache = std::getenv("FOVEA_KERNEL_CACHE");
   const char* jit = std::getenv("FOVEA_JIT");
   gpu::KernelStoreOptions options;
-  options.pack_path = pack != nullptr ? pack : packed_beside_program();
+  options.pack_path = pack != nullptr ? pack : pack_of_program();
   options.cache_path = cache != nullptr ? cache : default_cache();
   options.allow_compile = jit == nullptr || std::string_view(jit) != "0";
   options.announce = [](std::string_view line) {

@@ -17,8 +17,8 @@ struct JointPlanParams {
   PlanTasks tasks;          // prefixes: the arrays of all levels
   int32_t decode_blocks, order_blocks;
   int32_t table_blocks;
-  int32_t decode_rows;  // of a row tile: 8 or 16
-  int32_t group_rows;   // of a row tile: 64 or 128
+  int32_t decode_rows;  // rows of a row tile: 8 or 16
+  int32_t group_rows;   // rows of a row tile: 64 or 128
 };
 
 }  // namespace fovea::kernels::cuda

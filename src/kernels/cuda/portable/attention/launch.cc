@@ -6,6 +6,7 @@
 #include "core/check.h"
 #include "kernels/cuda/attention_kernel.h"
 #include "kernels/cuda/family.h"
+#include "kernels/cuda/portable/plan/launch.h"
 
 namespace fovea::kernels::cuda {
 namespace {
@@ -41,7 +42,7 @@ std::optional<Variants> find_variants(const AttentionSetup& setup) {
   }
   const std::string tile = std::to_string(row_tile<kDecode>(spec));
   const auto values = fitting_values(kFolder, spec.head_dim, spec.head_dim_v, {*q, *kv, tile});
-  return Variants{make_variant(family("portable/plan"), {tile}, setup.sm),
+  return Variants{plan_variant(row_tile<kDecode>(spec), setup.sm),
                   make_variant(family(kFolder), values, setup.sm),
                   merge_variant(row_tile<kDecode>(spec), activation_dtype(spec), setup.sm)};
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The plan runs once per pass, attention once per layer. The attention kernel itself joins the
 // parts of a tile.
+#include "kernels/cuda/sm90/decode_plan/launch.h"
+
 #include <algorithm>
 #include <numeric>
 #include <set>
@@ -26,7 +28,6 @@ constexpr int32_t kMaxRows = 32;  // two tiles of 16: the second finds the keys 
 constexpr int32_t kMaxHeadDim = 256;
 // Wider heads leave no registers for 16 rows of accumulators.
 constexpr int32_t kMaxDimsOf16Rows = 320;
-constexpr const char* kPlanOverhead = "4";  // units that an item costs besides its keys
 
 // Sizes of clusters, so that few CTAs are left without work.
 constexpr int32_t kClusterSizes[] = {2, 3, 4, 6, 8};
@@ -63,9 +64,7 @@ std::vector<Variant> find_variants(const AttentionSetup& setup) {
     if (row_tile > kRowTiles[0] && head_dim + head_dim_v > kMaxDimsOf16Rows) continue;
     found.push_back(
         {row_tile, std::gcd(decode_warps(head_dim, head_dim_v, row_tile), spec.kv_heads),
-         make_variant(family("sm90/decode_plan"),
-                      {rows, std::to_string(hopper::kDecodeUnit), kPlanOverhead}, setup.sm),
-         make_variant(family(kFolder), values, setup.sm)});
+         decode_plan_variant(row_tile, setup.sm), make_variant(family(kFolder), values, setup.sm)});
   }
   return found;
 }

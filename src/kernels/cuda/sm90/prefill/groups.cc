@@ -2,6 +2,7 @@
 // Attention to keys that many requests share, by warpgroup products over the plan of
 // portable/attention. Parts are left to the join. What these do not serve is portable/attention's.
 #include "kernels/cuda/family.h"
+#include "kernels/cuda/portable/plan/launch.h"
 #include "kernels/cuda/sm90/prefill/split_keys.h"
 
 namespace fovea::kernels::cuda {
@@ -18,8 +19,7 @@ struct GroupVariants {
 std::optional<GroupVariants> find_group_variants(const AttentionSetup& setup) {
   const auto parts = find_parts(setup, kSums);
   if (!parts) return std::nullopt;
-  return GroupVariants{make_variant(family("portable/plan"), {std::to_string(kPartRows)}, setup.sm),
-                       *parts};
+  return GroupVariants{plan_variant(kPartRows, setup.sm), *parts};
 }
 
 struct Buffers {

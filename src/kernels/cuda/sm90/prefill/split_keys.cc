@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/family.h"
+#include "kernels/cuda/portable/plan/launch.h"
 
 namespace fovea::kernels::cuda::prefill {
 namespace {
@@ -19,9 +20,8 @@ std::vector<FormVariants> find_forms(const AttentionSetup& setup) {
   const auto add = [&](int32_t rows, float over_whole, const char* sums) {
     const auto parts = find_parts(setup, sums);
     if (!parts) return;
-    const std::string tile = std::to_string(rows);
     forms.push_back({{rows, over_whole},
-                     make_variant(family("portable/plan"), {tile}, setup.sm),
+                     plan_variant(rows, setup.sm),
                      merge_variant(rows, activation_dtype(setup.spec), setup.sm),
                      *parts});
   };

@@ -8,11 +8,11 @@
 
 #include "kernels/cuda/family.h"
 #include "kernels/cuda/sm90/few_rows/few_rows.h"
+#include "kernels/cuda/sm90/prefill_order/launch.h"
 
 namespace fovea::kernels::cuda::prefill {
 namespace {
 
-constexpr std::string_view kOrderFolder = "sm90/prefill_order";
 // What is not plain. Slopes of wider heads spill.
 const char* scores_of(const AttentionSpec& spec, int32_t head_dim) {
   if (spec.scores.logit_cap > 0 || (spec.scores.has_alibi && head_dim > 128)) return "general";
@@ -57,8 +57,7 @@ std::optional<Variants> find_variants(const AttentionSetup& setup) {
                       !widens(setup) && !is_fp8(spec.q_dtype);
   const char* scores = scores_of(spec, dims->first);
   const char* sums = segments ? "segments" : "whole";
-  Variants found{
-      .order = make_variant(family(kOrderFolder), {"256", segments ? "cut" : "whole"}, setup.sm)};
+  Variants found{.order = prefill_order_variant(segments, setup.sm)};
   const char* loader = loader_of(setup);
   if (plain) {
     // Exponents may give a row other bits in another batch.
