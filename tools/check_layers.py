@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Fails when a folder includes one that is below it in the picture of docs/architecture.md, or when device code outside
-kernels/cuda/common contains assembly. tests/emulation replaces the functions in that folder."""
+"""Fails when a folder includes one that is below it in the picture of docs/architecture.md, when device code outside
+kernels/cuda/common contains assembly (tests/emulation replaces the functions in that folder), or when a file outside a
+kernel family makes a variant of it."""
 import pathlib
 import re
 import sys
@@ -12,6 +13,8 @@ ORDER = ["include", "core", "gpu", "kernels", "kvcache", "attention", "model", "
 SURFACES = {"cli", "bench"}
 # Kernel implementations do not include each other.
 KERNEL_KINDS = ["reference", "cpu", "cuda"]
+# A family's own files that spell its variants, and the files that handle all families.
+MAKES_VARIANTS = re.compile(r"kernels/cuda/(family\.h|family\.cc|build_pack\.cc|\w+/\w+/(launch|variants)\.cc)")
 # The folders of attention/ that each folder of it may include. Files directly in attention/ include only validate/,
 # except for the registry, which includes backends/, and merge_states.cc, which serves both devices.
 ATTENTION = {"backends": {"host", "cuda", "validate"}, "host": {"validate"}, "cuda": {"validate"}, "validate": set(),
@@ -51,6 +54,8 @@ def main():
         if inside.startswith("kernels/cuda/") and not inside.startswith("kernels/cuda/common/"):
             if re.search(r"\basm\b", text):
                 errors.append(f"{relative}: assembly belongs under kernels/cuda/common/")
+        if "make_variant(" in text and not MAKES_VARIANTS.fullmatch(inside):
+            errors.append(f"{relative}: only the launch.cc of a family makes its variants")
         for line in text.splitlines():
             match = re.match(r'\s*#include "([^"]+)"', line)
             if not match or "/" not in match.group(1):
