@@ -326,25 +326,18 @@ TEST_P(MlaDecodeTest, MatchesFp64) {
   const int64_t columns = problem.columns();
   const int64_t row_elements = problem.row_bytes() / (c.cache == MlaCache::as_queries ? 2 : 1);
   const auto cache_scale = to_device(problem.scales);
-  const MlaDecodeTensors tensors = {.q_latent = q.data(),
-                                    .q_rope = q.data<uint16_t>() + c.rank,
-                                    .q_latent_token_stride = c.heads * columns,
-                                    .q_latent_head_stride = columns,
-                                    .q_rope_token_stride = c.heads * columns,
-                                    .q_rope_head_stride = columns,
-                                    .tokens = problem.tokens,
-                                    .cache = cache.data(),
-                                    .pages = problem.pages,
-                                    .page_stride = c.page_size * row_elements,
-                                    .token_stride = row_elements,
-                                    .cache_scale = cache_scale.data<float>(),
-                                    .page_table = page_table.data<int32_t>(),
-                                    .page_table_stride = problem.table_stride,
-                                    .out = out.data(),
-                                    .out_token_stride = int64_t{c.heads} * c.rank,
-                                    .out_head_stride = c.rank,
-                                    .lse = lse.data<float>(),
-                                    .scale = static_cast<float>(1 / std::sqrt(columns))};
+  const MlaDecodeTensors tensors = {
+      .q_latent = {q.data(), c.heads * columns, columns},
+      .q_rope = {q.data<uint16_t>() + c.rank, c.heads * columns, columns},
+      .tokens = problem.tokens,
+      .cache = cache.data(),
+      .pages = problem.pages,
+      .page_stride = c.page_size * row_elements,
+      .token_stride = row_elements,
+      .cache_scale = cache_scale.data<float>(),
+      .page_table = {page_table.data<int32_t>(), problem.table_stride},
+      .out = {out.data(), int64_t{c.heads} * c.rank, c.rank, lse.data<float>()},
+      .scale = static_cast<float>(1 / std::sqrt(columns))};
   std::vector<uint16_t> got;
   // If `early`, the kernel may read the keys of earlier passes before the preceding kernel ends.
   for (const bool early : {false, true}) {

@@ -131,8 +131,7 @@ void MlaBackend::carve(WorkspaceCarver& workspace, const BatchLimits& limits) {
     prefill_->reserve(limits, buffers_.prefill, buffers_.scratch);
   }
   for (Layer& layer : layers_) {
-    layer.cache.page_table = buffers_.pages.table;
-    layer.cache.page_table_stride = buffers_.pages.stride;
+    layer.cache.page_table = {buffers_.pages.table, buffers_.pages.stride};
   }
 }
 
@@ -229,17 +228,17 @@ void MlaBackend::attend(const LayerTensors& tensors, cuda::MlaDecodeTensors atte
                         gpu::Launcher launcher) const {
   const bool has_weights = spec().mla.nope_dim > 0;
   const HeadRows rope = rotary_queries(tensors, spec());
-  attention.q_latent = has_weights ? buffers_.scratch.queries : tensors.q.data;
-  attention.q_latent_token_stride = has_weights ? latent_values() : tensors.q.token_stride;
-  attention.q_latent_head_stride = has_weights ? spec().mla.kv_lora_rank : tensors.q.head_stride;
-  attention.q_rope = rope.data;
-  attention.q_rope_token_stride = rope.token_stride;
-  attention.q_rope_head_stride = rope.head_stride;
+  const int64_t token_stride = latent_values(), head_stride = spec().mla.kv_lora_rank;
+  attention.q_rope = {rope.data, rope.token_stride, rope.head_stride};
   attention.tokens = batch().tokens;
-  attention.out = has_weights ? buffers_.scratch.results : tensors.out.data;
-  attention.out_token_stride = has_weights ? latent_values() : tensors.out.token_stride;
-  attention.out_head_stride = has_weights ? spec().mla.kv_lora_rank : tensors.out.head_stride;
-  attention.lse = tensors.lse.data;
+  if (has_weights) {
+    attention.q_latent = {buffers_.scratch.queries, token_stride, head_stride};
+    attention.out = {buffers_.scratch.results, token_stride, head_stride, tensors.lse.data};
+  } else {
+    attention.q_latent = {tensors.q.data, tensors.q.token_stride, tensors.q.head_stride};
+    attention.out = {tensors.out.data, tensors.out.token_stride, tensors.out.head_stride,
+                     tensors.lse.data};
+  }
   active_->attend(attention, launcher);
 }
 

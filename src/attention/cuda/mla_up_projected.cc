@@ -167,8 +167,8 @@ cuda::MlaGatherParams CudaUpProjectedMla::gather_params(const Part& part,
   rows.cache = cache.cache;
   rows.page_stride = cache.page_stride;
   rows.token_stride = cache.token_stride;
-  rows.page_table = cache.page_table;
-  rows.page_table_stride = cache.page_table_stride;
+  rows.page_table = cache.page_table.pages;
+  rows.page_table_stride = cache.page_table.stride;
   rows.page_size = cache_.page_size;
   rows.fp8_rows = cache_.layout == KvLayout::mla_fp8_rows;
   rows.scale = cache.cache_scale;

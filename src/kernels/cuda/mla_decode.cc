@@ -167,9 +167,7 @@ void MlaDecode::attend(const MlaDecodeTensors& tensors, gpu::Launcher launcher) 
       kernel, launcher);
   list_complete_ = true;
   if (setup_.batch_invariant || joins_ == MlaJoins::clusters || joins_ == MlaJoins::blocks) return;
-  merge_.run({work_, tensors.out, tensors.out_token_stride, tensors.out_head_stride, tensors.lse,
-              setup_.q_heads},
-             launcher);
+  merge_.run({work_, tensors.out, setup_.q_heads}, launcher);
 }
 
 }  // namespace fovea::kernels::cuda

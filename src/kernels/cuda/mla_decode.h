@@ -59,20 +59,15 @@ struct MlaDecodeSetup {
 // Device memory; strides in elements (fp8_rows: bytes), rows of a head contiguous; rows of 16-bit
 // elements and of fp8 caches begin at multiples of 16 bytes.
 struct MlaDecodeTensors {
-  const void* q_latent = nullptr;  // [tokens, q_heads, rank]
-  const void* q_rope = nullptr;    // [tokens, q_heads, rope]
-  int64_t q_latent_token_stride = 0, q_latent_head_stride = 0;
-  int64_t q_rope_token_stride = 0, q_rope_head_stride = 0;
+  MlaQueries q_latent{};        // [tokens, q_heads, rank]
+  MlaQueries q_rope{};          // [tokens, q_heads, rope]
   int64_t tokens = 0;           // rows of q
   const void* cache = nullptr;  // [pages, page_size, rank + rope]
   int64_t pages = 0, page_stride = 0, token_stride = 0;
   // e4m3 only: [1], with scale_per_token [pages * page_size]; null: 1
   const float* cache_scale = nullptr;
-  const int32_t* page_table = nullptr;  // [requests, page_table_stride]
-  int64_t page_table_stride = 0;
-  void* out = nullptr;  // [tokens, q_heads, rank]
-  int64_t out_token_stride = 0, out_head_stride = 0;
-  float* lse = nullptr;  // [tokens, q_heads] or null; natural log
+  MlaPageTable page_table{};
+  MlaOutput out{};  // [tokens, q_heads, rank]
   float scale = 1;
 };
 

@@ -98,20 +98,34 @@ struct MlaPlanParams {
   MlaJoins joins;
 };
 
+// Query rows: the row of (token, head) is at token * token_stride + head * head_stride elements.
+struct MlaQueries {
+  const void* data;
+  int64_t token_stride, head_stride;
+};
+// Results, with rows as in MlaQueries; lse [tokens, q_heads], natural log, or null.
+struct MlaOutput {
+  void* data;
+  int64_t token_stride, head_stride;
+  float* lse;
+};
+// Page ids, [requests, stride].
+struct MlaPageTable {
+  const int32_t* pages;
+  int64_t stride;
+};
+
 struct MlaMergeParams {
   MlaWorkList work;
-  void* out;
-  int64_t out_token_stride, out_head_stride;
-  float* lse;  // or null
+  MlaOutput out;  // [tokens, q_heads, rank]
   int32_t q_heads;
 };
 
 struct alignas(64) MlaDecodeParams {
   // These 64 bytes hold everything that a block reads first: a launch's constants are read from
   // memory line by line, each at its first use.
-  const MlaRange* ranges;     // as in work
-  const int32_t* page_table;  // [requests, page_table_stride]
-  int64_t page_table_stride;
+  const MlaRange* ranges;  // as in work
+  MlaPageTable page_table;
   int32_t page_size;
   int32_t box_keys;    // keys of a page that one copy brings: 8, 16, 32 or 64
   int32_t q_heads;     // as in batch
@@ -134,29 +148,22 @@ struct alignas(64) MlaDecodeParams {
   BatchParams batch;  // kv_heads 1
   const void* cache;  // row of (page, place): page * page_stride + place * token_stride bytes
   int64_t page_stride, token_stride;
-  void* out;  // [tokens, q_heads, rank]
-  int64_t out_token_stride, out_head_stride;
-  float* lse;  // [tokens, q_heads] or null
+  MlaOutput out;  // [tokens, q_heads, rank]
   MlaWorkList work;
   const float* cache_scale;  // [1] or null: 1; plain fp8 caches
   int32_t join_patience;     // cycles that a block waits for other blocks' parts of a row tile
 };
 
-// Parameters of portable/mla_decode. Strides of queries and output count elements.
+// Parameters of portable/mla_decode.
 struct PortableMlaParams {
-  BatchParams batch;     // kv_heads 1
-  const void* q_latent;  // [tokens, q_heads, rank]
-  int64_t q_latent_token_stride, q_latent_head_stride;
-  const void* q_rope;  // [tokens, q_heads, rope]
-  int64_t q_rope_token_stride, q_rope_head_stride;
-  const void* cache;  // row of (page, place): page * page_stride + place * token_stride bytes
+  BatchParams batch;    // kv_heads 1
+  MlaQueries q_latent;  // [tokens, q_heads, rank]
+  MlaQueries q_rope;    // [tokens, q_heads, rope]
+  const void* cache;    // row of (page, place): page * page_stride + place * token_stride bytes
   int64_t page_stride, token_stride;
-  const int32_t* page_table;  // [requests, page_table_stride]
-  int64_t page_table_stride;
+  MlaPageTable page_table;
   int32_t page_size;
-  void* out;  // [tokens, q_heads, rank]
-  int64_t out_token_stride, out_head_stride;
-  float* lse;  // [tokens, q_heads] or null
+  MlaOutput out;  // [tokens, q_heads, rank]
   float scale;
   // The scale of slot s of a plain fp8 cache is cache_scale[s * cache_scale_stride], stride 0 or 1;
   // null: 1.

@@ -23,7 +23,7 @@ struct RowTarget {
     const int64_t token = item.q_begin + packed / params.batch.q_heads;
     const int head = packed % params.batch.q_heads;
     row = token * params.batch.q_heads + head;
-    out = token * params.out_token_stride + head * params.out_head_stride;
+    out = token * params.out.token_stride + head * params.out.head_stride;
   }
 };
 
@@ -41,7 +41,7 @@ __device__ __forceinline__ void finish_row(const PortableMlaParams& params, cons
   const bool empty = row.sum == 0;
   shared.row_factor[at] = empty ? 0 : value_scale / row.sum;
   const RowTarget<C> target(params, item, at);
-  float* const lse = target.partial ? params.work.partial_lse : params.lse;
+  float* const lse = target.partial ? params.work.partial_lse : params.out.lse;
   if (!target.exists || lse == nullptr) return;
   lse[target.row] = empty ? -infinity() : (row.max + log2f(row.sum)) * kLn2;
 }
@@ -69,7 +69,7 @@ __device__ __forceinline__ void store_values(const PortableMlaParams& params, co
           *reinterpret_cast<float2*>(static_cast<float*>(params.work.partial_out) + first +
                                      d * 8) = {low, high};
         } else {
-          *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(params.out) + first + d * 8) =
+          *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(params.out.data) + first + d * 8) =
               pack<C::kQ>(low, high);
         }
       }

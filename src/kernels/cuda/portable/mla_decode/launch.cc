@@ -40,11 +40,11 @@ const char* keys_name(MlaCache cache) {
 }
 
 gpu::KernelVariant variant(const MlaDecodeSetup& setup, MlaJoins) {
-  return make_variant(family("portable/mla_decode"),
-                      {std::to_string(setup.rank), std::to_string(setup.rope),
-                       *variant_type(setup.dtype), keys_name(setup.cache),
-                       std::to_string(row_tile(setup))},
-                      setup.sm);
+  return make_variant(
+      family("portable/mla_decode"),
+      {std::to_string(setup.rank), std::to_string(setup.rope), *variant_type(setup.dtype),
+       keys_name(setup.cache), std::to_string(row_tile(setup))},
+      setup.sm);
 }
 
 void attend(const MlaPass& pass, const Kernel& kernel, gpu::Launcher launcher) {
@@ -53,21 +53,13 @@ void attend(const MlaPass& pass, const Kernel& kernel, gpu::Launcher launcher) {
   PortableMlaParams params{};
   params.batch = pass.batch;
   params.q_latent = tensors.q_latent;
-  params.q_latent_token_stride = tensors.q_latent_token_stride;
-  params.q_latent_head_stride = tensors.q_latent_head_stride;
   params.q_rope = tensors.q_rope;
-  params.q_rope_token_stride = tensors.q_rope_token_stride;
-  params.q_rope_head_stride = tensors.q_rope_head_stride;
   params.cache = tensors.cache;
   params.page_stride = tensors.page_stride * bytes;
   params.token_stride = tensors.token_stride * bytes;
   params.page_table = tensors.page_table;
-  params.page_table_stride = tensors.page_table_stride;
   params.page_size = pass.setup.page_size;
   params.out = tensors.out;
-  params.out_token_stride = tensors.out_token_stride;
-  params.out_head_stride = tensors.out_head_stride;
-  params.lse = tensors.lse;
   params.scale = tensors.scale;
   params.cache_scale = tensors.cache_scale;
   params.cache_scale_stride = pass.setup.scale_per_token ? 1 : 0;

@@ -76,11 +76,11 @@ __device__ __forceinline__ void load_queries(const PortableMlaParams& params, co
       const int packed = item.first_row + (exists ? row : 0);
       const int64_t token = item.q_begin + packed / params.batch.q_heads;
       const int64_t head = packed % params.batch.q_heads;
-      const auto* latent = static_cast<const uint16_t*>(params.q_latent) +
-                           token * params.q_latent_token_stride +
-                           head * params.q_latent_head_stride;
-      const auto* rope = static_cast<const uint16_t*>(params.q_rope) +
-                         token * params.q_rope_token_stride + head * params.q_rope_head_stride;
+      const auto* latent = static_cast<const uint16_t*>(params.q_latent.data) +
+                           token * params.q_latent.token_stride +
+                           head * params.q_latent.head_stride;
+      const auto* rope = static_cast<const uint16_t*>(params.q_rope.data) +
+                         token * params.q_rope.token_stride + head * params.q_rope.head_stride;
 #pragma unroll
       for (int step = 0; step < C::kSteps; ++step) {
         const int column = step_column<C>(place.column_part, step) + lane % 4 * 2;
@@ -114,7 +114,7 @@ class KeyLoader {
                                        typename C::SharedMemory& shared, const MlaItem& item)
       : params_(params),
         shared_(shared),
-        table_(params.page_table + item.request * params.page_table_stride),
+        table_(params.page_table.pages + item.request * params.page_table.stride),
         key_(item.key_begin + first_row() + threadIdx.x % 32 / kRowLanes),
         end_(item.key_end) {
     find_page();

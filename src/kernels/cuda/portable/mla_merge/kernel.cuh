@@ -123,9 +123,10 @@ struct MlaMergeConfig {
     __device__ Place(const Params& params, const MlaMerge& item, int packed, int column) {
       const int64_t token = item.q_begin + packed / params.q_heads;
       const int head = packed % params.q_heads;
-      out = static_cast<uint16_t*>(params.out) + token * params.out_token_stride +
-            head * params.out_head_stride + column;
-      lse = params.lse && column == 0 ? params.lse + token * params.q_heads + head : nullptr;
+      out = static_cast<uint16_t*>(params.out.data) + token * params.out.token_stride +
+            head * params.out.head_stride + column;
+      lse =
+          params.out.lse && column == 0 ? params.out.lse + token * params.q_heads + head : nullptr;
     }
     __device__ void store(const Sum& sum, float max, float total) const {
       if (lse) *lse = total > 0 ? max + logf(total) : -infinity();

@@ -48,11 +48,11 @@ uint64_t bytes(int64_t elements) { return static_cast<uint64_t>(elements) * size
 void encode_rope_queries(const MlaPass& pass, uint32_t box_rows, TensorMap& map) {
   const MlaDecodeTensors& tensors = pass.tensors;
   pass.maps.q_rope.encode(
-      {.data = tensors.q_rope,
+      {.data = tensors.q_rope.data,
        .rank = 3,
        .sizes = {static_cast<uint64_t>(pass.setup.rope), static_cast<uint64_t>(pass.setup.q_heads),
                  static_cast<uint64_t>(tensors.tokens)},
-       .strides = {bytes(tensors.q_rope_head_stride), bytes(tensors.q_rope_token_stride)},
+       .strides = {bytes(tensors.q_rope.head_stride), bytes(tensors.q_rope.token_stride)},
        .box = {kColumns, box_rows, 1}},
       &map);
 }
@@ -60,13 +60,13 @@ void encode_rope_queries(const MlaPass& pass, uint32_t box_rows, TensorMap& map)
 void encode_latent_queries(const MlaPass& pass, uint32_t box_rows, uint32_t box_tiles,
                            TensorMap& map) {
   const MlaDecodeTensors& tensors = pass.tensors;
-  pass.maps.q_latent.encode({.data = tensors.q_latent,
+  pass.maps.q_latent.encode({.data = tensors.q_latent.data,
                              .rank = 4,
                              .sizes = {kColumns, static_cast<uint64_t>(pass.setup.q_heads),
                                        static_cast<uint64_t>(pass.setup.rank / kColumns),
                                        static_cast<uint64_t>(tensors.tokens)},
-                             .strides = {bytes(tensors.q_latent_head_stride), bytes(kColumns),
-                                         bytes(tensors.q_latent_token_stride)},
+                             .strides = {bytes(tensors.q_latent.head_stride), bytes(kColumns),
+                                         bytes(tensors.q_latent.token_stride)},
                              .box = {kColumns, box_rows, box_tiles, 1}},
                             &map);
 }
@@ -155,14 +155,10 @@ MlaDecodeParams decode_params(const MlaPass& pass, const MlaBlockShape& shape) {
   params.token_stride = tensors.token_stride * element_bytes(setup);
   params.cache_scale = tensors.cache_scale;
   params.page_table = tensors.page_table;
-  params.page_table_stride = tensors.page_table_stride;
   params.page_size = setup.page_size;
   params.tile_pages = kTileKeys / setup.page_size;
   params.tile_page_keys = kTileKeys % setup.page_size;
   params.out = tensors.out;
-  params.out_token_stride = tensors.out_token_stride;
-  params.out_head_stride = tensors.out_head_stride;
-  params.lse = tensors.lse;
   params.scale = tensors.scale;
   params.work = pass.work;
   params.ranges = pass.work.ranges;

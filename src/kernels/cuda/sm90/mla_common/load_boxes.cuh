@@ -27,7 +27,8 @@ struct PageWindow {
         max((key >> 5 + log << 5 | static_cast<int>(threadIdx.x % 32)) << log, item.key_begin);
     if (at >= item.key_end) return 0;
     const int number = params.page_size == params.box_keys ? at >> log : at / params.page_size;
-    const int32_t* page = params.page_table + item.request * params.page_table_stride + number;
+    const int32_t* page =
+        params.page_table.pages + item.request * params.page_table.stride + number;
     return __ldcg(page);
   }
   __device__ __forceinline__ void start(const MlaDecodeParams& params, const MlaItem& item) {

@@ -43,7 +43,7 @@ struct RowPlaces {
   }
   __device__ __forceinline__ void find_page(const MlaDecodeParams& params) {
     if (left <= 0) return;
-    page = __ldcg(&params.page_table[request * params.page_table_stride + at.number]);
+    page = __ldcg(&params.page_table.pages[request * params.page_table.stride + at.number]);
   }
   // Returns the row's byte offset in the cache, or -1 after the last key.
   __device__ __forceinline__ int64_t take(const MlaDecodeParams& params) {

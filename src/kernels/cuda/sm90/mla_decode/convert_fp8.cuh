@@ -64,7 +64,8 @@ struct RowCopies {
     return static_cast<int>(first_row<C>() + threadIdx.x % kWarpRows);
   }
   __device__ __forceinline__ void find_page(const MlaDecodeParams& params) {
-    if (left > kTileKeys) page = params.page_table[request * params.page_table_stride + at.number];
+    if (left > kTileKeys)
+      page = params.page_table.pages[request * params.page_table.stride + at.number];
   }
   __device__ __forceinline__ void next_tile(const MlaDecodeParams& params) {
     row = static_cast<const char*>(params.cache) + page * params.page_stride +

@@ -57,9 +57,9 @@ __device__ __forceinline__ void store_lse(const MlaDecodeParams& params, const R
   if (threadIdx.x % 4 != 0 || row >= tile.rows) return;
   if (tile.item.partial >= 0) {
     params.work.partial_lse[part_row<C>(tile, row)] = lse;
-  } else if (params.lse) {
+  } else if (params.out.lse) {
     const int packed = tile.first_row + row;
-    params.lse[static_cast<int64_t>(tile.view.q_begin) * params.q_heads + packed] = lse;
+    params.out.lse[static_cast<int64_t>(tile.view.q_begin) * params.q_heads + packed] = lse;
   }
 }
 
@@ -69,8 +69,8 @@ __device__ __forceinline__ uint16_t* output_row(const MlaDecodeParams& params, c
                                                 int half, int row) {
   const int packed = tile.first_row + row;
   const int64_t token = tile.view.q_begin + packed / params.q_heads;
-  return static_cast<uint16_t*>(params.out) + token * params.out_token_stride +
-         packed % params.q_heads * params.out_head_stride + half * C::kValueColumns;
+  return static_cast<uint16_t*>(params.out.data) + token * params.out.token_stride +
+         packed % params.q_heads * params.out.head_stride + half * C::kValueColumns;
 }
 
 // Stores row r of a partial result as f16, in multiples of a unit.

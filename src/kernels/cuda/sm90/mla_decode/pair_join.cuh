@@ -101,8 +101,8 @@ class PairJoin {
       const PairWeights weights(pair.lse[row], received.x);
       const float scale = weights.own * values.inverse[r];
       const float other_scale = weights.other * received.y;
-      if (half_ == 0 && params_.lse && valid && threadIdx.x % 4 == 0) {
-        params_
+      if (half_ == 0 && params_.out.lse && valid && threadIdx.x % 4 == 0) {
+        params_.out
             .lse[static_cast<int64_t>(tile.view.q_begin) * params_.q_heads + tile.first_row + row] =
             weights.lse;
       }

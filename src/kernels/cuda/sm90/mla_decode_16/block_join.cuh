@@ -249,12 +249,13 @@ class BlockJoin {
     for (int i = 0; i < kColumns / 2; ++i) {
       out[i] = pack<C::kQ>(sum.sum[2 * i] * inverse, sum.sum[2 * i + 1] * inverse);
     }
-    uint16_t* to = static_cast<uint16_t*>(params_.out) + share.to.token * params_.out_token_stride +
-                   share.to.head * params_.out_head_stride + share.column;
+    uint16_t* to = static_cast<uint16_t*>(params_.out.data) +
+                   share.to.token * params_.out.token_stride +
+                   share.to.head * params_.out.head_stride + share.column;
     *reinterpret_cast<uint4*>(to) = {out[0], out[1], out[2], out[3]};
-    if (params_.lse && share.column == 0) {
-      params_.lse[static_cast<int64_t>(open.q_begin) * params_.q_heads + open.first_row +
-                  share.begin + row] =
+    if (params_.out.lse && share.column == 0) {
+      params_.out.lse[static_cast<int64_t>(open.q_begin) * params_.q_heads + open.first_row +
+                      share.begin + row] =
           sum.total > 0 ? sum.max + log2f(sum.total) * kLn2 : -infinity();
     }
   }

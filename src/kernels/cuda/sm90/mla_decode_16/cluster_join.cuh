@@ -95,16 +95,16 @@ struct JoinedPlace {
     const int packed = tile.first_row + row;
     const int64_t token = tile.view.q_begin + packed / params.q_heads;
     const int head = packed % params.q_heads;
-    out = token * params.out_token_stride + head * params.out_head_stride;
+    out = token * params.out.token_stride + head * params.out.head_stride;
     lse = token * params.q_heads + head;
   }
   // Stores columns column to column + 3, and with the first ones the LSE, given in powers of two.
   template <class C>
   __device__ __forceinline__ void store(const MlaDecodeParams& params, int column, const float4& v,
                                         float value) const {
-    *reinterpret_cast<uint2*>(static_cast<uint16_t*>(params.out) + out + column) = {
+    *reinterpret_cast<uint2*>(static_cast<uint16_t*>(params.out.data) + out + column) = {
         pack<C::kQ>(v.x, v.y), pack<C::kQ>(v.z, v.w)};
-    if (params.lse && column == 0) params.lse[lse] = value * kLn2;
+    if (params.out.lse && column == 0) params.out.lse[lse] = value * kLn2;
   }
 };
 

@@ -120,8 +120,8 @@ __device__ __forceinline__ void store_sums(const MlaDecodeParams& params,
       const float lse = sum > 0 ? (sums.max[r] + log2f(sum)) * kLn2 : -infinity();
       if (part) {
         params.work.partial_lse[place] = lse;
-      } else if (params.lse) {
-        params.lse[token * params.q_heads + head] = lse;
+      } else if (params.out.lse) {
+        params.out.lse[token * params.q_heads + head] = lse;
       }
     }
     const int first = warp * C::kWarpColumns;
@@ -139,8 +139,8 @@ __device__ __forceinline__ void store_sums(const MlaDecodeParams& params,
       continue;
     }
     const bool odd = lane % 2;
-    uint16_t* to = static_cast<uint16_t*>(params.out) + token * params.out_token_stride +
-                   head * params.out_head_stride + first + odd * 8 + lane % 4 / 2 * 4;
+    uint16_t* to = static_cast<uint16_t*>(params.out.data) + token * params.out.token_stride +
+                   head * params.out.head_stride + first + odd * 8 + lane % 4 / 2 * 4;
     sums.store_output(r, to, valid, inverse);
   }
 }

@@ -44,8 +44,8 @@ __device__ __forceinline__ void init_barriers(typename C::SharedMemory& shared) 
 // Loads the constants that the end of an item needs while nothing else is to do: the first use of a
 // launch's constants reads them from memory.
 __device__ __forceinline__ void touch_constants(const MlaDecodeParams& params) {
-  touch(params.out);
-  touch(params.lse);
+  touch(params.out.data);
+  touch(params.out.lse);
   touch(params.work.partial_out);
   touch(params.work.arrivals);
   touch(params.q_heads);

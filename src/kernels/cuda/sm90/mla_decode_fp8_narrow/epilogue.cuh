@@ -69,9 +69,9 @@ class GroupJoin {
       const float lse = total > 0 ? (max + log2f(total)) * kLn2 : -infinity();
       if (tile_.item.partial >= 0) {
         params_.work.partial_lse[static_cast<int64_t>(tile_.item.partial) * C::kRows + row] = lse;
-      } else if (params_.lse) {
-        params_.lse[static_cast<int64_t>(tile_.view.q_begin) * params_.q_heads + tile_.first_row +
-                    row] = lse;
+      } else if (params_.out.lse) {
+        params_.out.lse[static_cast<int64_t>(tile_.view.q_begin) * params_.q_heads +
+                        tile_.first_row + row] = lse;
       }
     }
   }
@@ -122,8 +122,8 @@ class GroupJoin {
       } else {
         const int packed = tile_.first_row + row;
         const int64_t token = tile_.view.q_begin + packed / params_.q_heads;
-        uint16_t* to = static_cast<uint16_t*>(params_.out) + token * params_.out_token_stride +
-                       packed % params_.q_heads * params_.out_head_stride + column;
+        uint16_t* to = static_cast<uint16_t*>(params_.out.data) + token * params_.out.token_stride +
+                       packed % params_.q_heads * params_.out.head_stride + column;
         *reinterpret_cast<uint32_t*>(to) = pack<C::kQ>(pair[0], pair[1]);
       }
     }

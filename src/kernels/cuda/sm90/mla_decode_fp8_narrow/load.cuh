@@ -25,7 +25,7 @@ __device__ __forceinline__ void load_rows(const MlaDecodeParams& params,
     const int tiles = tile.tiles;
     reader.give_back(shared);
     if (tiles < 0) return;
-    const int32_t* table = params.page_table + span.request * params.page_table_stride;
+    const int32_t* table = params.page_table.pages + span.request * params.page_table.stride;
     const char* from[2];  // this lane's runs
     int keys[2];          // keys of each run
     const auto find = [&](int key) {
