@@ -7,7 +7,7 @@
 namespace fovea::gpu {
 namespace {
 
-// Longer groups vary with sequence lengths and would be built again every call.
+// Longer groups vary with sequence lengths, so their graph would be rebuilt on every call.
 constexpr size_t kMaxKernels = 16;
 
 void launch_now(const KernelLaunch& kernel, void* params, Stream stream) {
@@ -27,7 +27,7 @@ CUkernelNodeParams node_params(const KernelLaunch& kernel, void** arguments) {
           .arguments = arguments};
 }
 
-// The node of the kernel that was captured last.
+// Returns the node of the kernel that was captured last.
 CUgraphNode last_node(Stream captured) {
   CUstreamCaptureStatus status{};
   const CUgraphNode* nodes = nullptr;
@@ -95,7 +95,7 @@ void LaunchGroup::launch() {
   built.graph.launch(stream_);
 }
 
-// A node that is set is sent to the GPU again with the launch, even if its parameters are the same.
+// Setting a node uploads it again with the launch, even if its parameters are equal.
 void LaunchGroup::set_changed(Built& built) {
   for (size_t i = 0; i < launches_.size(); ++i) {
     const size_t end = i + 1 < params_.size() ? params_[i + 1] : bytes_.size();

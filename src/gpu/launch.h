@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launching kernels one by one, or all kernels of a call as one graph. A graph whose kernels did
-// not change since the last call takes the host 1.7 us, a single launch 3.5 (H200, 2026-11-22).
+// Launches kernels one by one, or all kernels of a call as one graph, which takes the host less
+// time if its kernels did not change since the last call.
 #pragma once
 
 #include <cstddef>
@@ -17,12 +17,12 @@ struct KernelLaunch {
   unsigned threads = 0;
   unsigned shared_bytes = 0;
   unsigned cluster = 1;     // blocks of a cluster along x
-  bool overlapped = false;  // with programmatic serialization after the preceding launch
+  bool overlapped = false;  // uses programmatic serialization after the preceding launch
 
   bool operator==(const KernelLaunch&) const = default;
 };
 
-// The one block of parameters that a kernel takes by value. Refers to the caller's object.
+// The block of parameters that a kernel takes by value. Refers to the caller's object.
 class ParamBlock {
  public:
   template <typename Params>
@@ -37,7 +37,7 @@ class ParamBlock {
   size_t bytes_;
 };
 
-// The driver's description of a launch on a stream.
+// Holds the driver's description of a launch on a stream.
 class LaunchConfig {
  public:
   LaunchConfig(const KernelLaunch& kernel, Stream stream);
@@ -52,8 +52,8 @@ class LaunchConfig {
 
 class LaunchGroup;
 
-// Where launches go: to a stream at once, or to the group that collects them for it. A Stream
-// converts to the former, LaunchGroup::collect() returns the latter.
+// The destination of launches: a stream, which runs them at once, or a group that collects them. A
+// Stream converts to the former; LaunchGroup::collect() returns the latter.
 struct Launcher {
   Launcher(Stream to) : stream(to) {}
   Launcher(Stream to, LaunchGroup& collector) : stream(to), group(&collector) {}
@@ -67,13 +67,13 @@ struct Launcher {
 // destroyed before the kernels are unloaded.
 class LaunchGroup {
  public:
-  // Begins a call: forgets the launches of a call that was given up, and returns the launcher for
-  // all kernels of this one. While `stream` is being captured, it launches onto the stream at once.
+  // Begins a call and returns the launcher for all its kernels. Forgets launches of a call that did
+  // not end. While `stream` is being captured, kernels are launched on it at once.
   Launcher collect(Stream stream);
-  // Collects a launch; for launchers.
+  // Adds a launch; called by launchers.
   void add(const KernelLaunch& kernel, ParamBlock params);
-  // Ends the call: launches what was collected as one graph, or one by one if there are more than
-  // 16 kernels. The first kernel of a graph does not overlap with the work before it.
+  // Ends the call: launches the collected kernels as one graph, or one by one if there are more
+  // than 16. The first kernel of a graph does not overlap with the work before it.
   void launch();
 
  private:
