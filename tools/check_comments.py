@@ -26,7 +26,6 @@ PENDING = [
     "src/kernels/cuda/sm90/few_rows",
     "src/kernels/cuda/sm90/prefill",
     "src/kernels/cuda/sm90/prefill_order",
-    "tests/gpu/joint_plan_test.cc",
     "tests/gpu/planners_test.cc",
 ]
 

@@ -18,7 +18,7 @@
 namespace fovea::kernels::cuda {
 namespace {
 
-constexpr int32_t kCtas = 132, kMostFew = 2;
+constexpr int32_t kCtas = 132, kMaxFewTokens = 2;
 constexpr uint32_t kPlanCtas = 4;
 
 template <typename T>
@@ -148,8 +148,8 @@ constexpr float kNoPairs = 1e30f;
 TEST_P(Planners, MixedBatchesAreThoseOfTwoLaunches) {
   if (batch().max_planned_q_len > 0) GTEST_SKIP() << "the batch of one of its plans";
   BatchParams few = params, many = params;
-  few.max_planned_q_len = kMostFew;
-  many.min_planned_q_len = kMostFew + 1;
+  few.max_planned_q_len = kMaxFewTokens;
+  many.min_planned_q_len = kMaxFewTokens + 1;
   many.max_planned_q_len = 1 << 30;
   const auto tokens = static_cast<size_t>(q_indptr_host.back());
   const OrderList order_alone(tokens);

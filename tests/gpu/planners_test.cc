@@ -62,7 +62,8 @@ DecodeParts listed_parts(const std::vector<DecodeItem>& items,
   return found;
 }
 
-// What an earlier pass left: every range has an item. A plan must empty those that it does not use.
+// Returns ranges as an earlier pass left them, each with an item. A plan must empty the unused
+// ones.
 std::vector<DecodeRange> used_ranges(int32_t ctas) {
   DecodeRange used{};
   used.end = 1;
@@ -154,7 +155,7 @@ TEST_P(Planners, DecodeCoversEveryKeyOnceInEqualRanges) {
 // The parts of a tile belong to one cluster or to none. They are equal, and the first one is where
 // the tile's CTAs begin.
 TEST_P(Planners, DecodePutsThePartsOfSimilarTilesIntoClusters) {
-  constexpr int32_t kPartUnits = 20, kLeastUnits = 8;
+  constexpr int32_t kPartUnits = 20, kMinUnits = 8;
   if (batch().max_planned_q_len > 0) return;
   const Kernel plan = load("sm90/decode_plan", {"8", "16", "4"});
   size_t all_tiles = 0;
@@ -175,7 +176,7 @@ TEST_P(Planners, DecodePutsThePartsOfSimilarTilesIntoClusters) {
                  .tickets = tickets.data(),
                  .ctas = ctas,
                  .max_heads = 2,
-                 .min_units = kLeastUnits,
+                 .min_units = kMinUnits,
                  .cluster = cluster,
                  .cluster_part_units = kPartUnits};
     plan.launch({4}, PlanKernelParams<DecodePlanParams>{list, {}, 0}, nullptr);
@@ -201,7 +202,7 @@ TEST_P(Planners, DecodePutsThePartsOfSimilarTilesIntoClusters) {
     }
     const int32_t tiles = static_cast<int32_t>(all_tiles) * batch().kv_heads;
     const int32_t units = (batch().requests.front().second + kGrain - 1) / kGrain;
-    if (!batch().alike || units < kLeastUnits * cluster) continue;
+    if (!batch().alike || units < kMinUnits * cluster) continue;
     int32_t parts = cluster;  // several tiles may share a cluster
     while (parts > 1 && (parts * tiles > ctas || cluster % parts != 0)) --parts;
     const bool fill = 4 * parts * tiles >= 3 * (ctas / tiles * tiles);
