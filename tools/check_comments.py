@@ -25,6 +25,8 @@ PENDING = [
     "src/kernels/cuda/sm90/common",
     "src/kernels/cuda/sm90/few_rows",
     "src/kernels/cuda/sm90/prefill",
+    "src/kernels/cuda/sm90/prefill_fp8",
+    "src/kernels/cuda/sm90/prefill_gather",
     "src/kernels/cuda/sm90/prefill_order",
     "tests/gpu/planners_test.cc",
 ]
