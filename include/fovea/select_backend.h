@@ -28,7 +28,6 @@ enum class RejectCode : uint8_t {
   kv_dtype,
   kv_scale,
   kv_layout,
-  page_size,
   window,
   chunk,
   dual_chunk,

@@ -86,8 +86,6 @@ std::string_view reject_code_name(RejectCode code) {
       return "kv_scale";
     case RejectCode::kv_layout:
       return "kv_layout";
-    case RejectCode::page_size:
-      return "page_size";
     case RejectCode::window:
       return "window";
     case RejectCode::chunk:

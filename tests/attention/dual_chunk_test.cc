@@ -132,8 +132,9 @@ TEST(DualChunk, RefusesSpecsByName) {
        [](auto& s) { s.dual_chunk = {.chunk_size = 0, .local_size = -1}; }},
       {"kind is gated_delta_net, dual_chunk needs mha",
        [](auto& s) {
-         s.kind = AttentionKind::gated_delta_net;
-         s.q_heads = 2;
+         s = {.kind = AttentionKind::gated_delta_net,
+              .dual_chunk = s.dual_chunk,
+              .linear = {.key_heads = 1, .value_heads = 1, .key_dim = 8, .value_dim = 8}};
        }},
       {"scope is encoder_cache, dual_chunk needs decoder or ragged",
        [](auto& s) { s.scope = AttentionScope::encoder_cache; }},

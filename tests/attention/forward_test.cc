@@ -148,18 +148,18 @@ TEST(Forward, RefusesLatentTensorsThatDoNotFit) {
   expect_refused(fixture, good, wrong);
 }
 
-TEST(Forward, LatentsWithoutARotaryKeyNeedNoV) {
+TEST(Forward, LatentsMayHaveNoRotaryKey) {
   std::vector<float> values(5 * 2 * 8);
   const HeadRows two = dense_rows(values.data(), DType::f32, 2, 8);
   const HeadRows one = dense_rows(values.data(), DType::f32, 1, 8);
   Fixture fixture;
-  fixture.spec.kind = AttentionKind::mla;
+  fixture.spec = {.kind = AttentionKind::mla, .q_heads = 2, .kv_heads = 1};
   fixture.spec.mla.kv_lora_rank = 8;
   fixture.spec.scores.softmax_scale = 1;
   fixture.cache.layout = KvLayout::mla;
   fixture.create();
   fixture.backend->plan(fixture.batch);
-  fixture.backend->forward({.q = two, .k = one, .out = two});
+  fixture.backend->forward({.q = two, .out = two, .mla = {.latent = one}});
 }
 
 TEST(Forward, RefusesPackedBatchesWithoutKeys) {

@@ -56,15 +56,15 @@ TEST(Capability, EveryCodeHasItsReason) {
     EXPECT_EQ(reject_code_name(reasons[0].code), reject_code_name(code)) << reasons[0].text;
     EXPECT_FALSE(reasons[0].text.empty());
   }
-  // not_built is the remaining code.
-  EXPECT_EQ(changes.size(), static_cast<size_t>(RejectCode::not_built));
+  // The codes from limits on do not follow from a Capability.
+  EXPECT_EQ(changes.size(), static_cast<size_t>(RejectCode::limits));
 }
 
 TEST(Capability, ReportsAllReasonsNotTheFirst) {
   BackendRequest request = gqa_request();
   request.spec.window = 8;
   request.spec.scores.has_sinks = true;
-  request.cache.page_size = 128;
+  request.cache.layout = KvLayout::mla;
   EXPECT_EQ(capability_reasons(narrow(), request).size(), 3u);
 }
 
@@ -260,8 +260,13 @@ TEST(SelectBackend, RefusesContradictions) {
       {"logit_cap is -1", [](auto& r) { r.spec.scores.logit_cap = -1; }},
       {"softmax_scale is nan",
        [](auto& r) { r.spec.scores.softmax_scale = std::numeric_limits<float>::quiet_NaN(); }},
-      {"kind mla", [](auto& r) { r.spec.mla.nope_dim = 128; }},
-      {"kind mla has 1", [](auto& r) { r.spec.kind = AttentionKind::mla; }},
+      {"mla.nope_dim is 128, must be 0 for kind mha", [](auto& r) { r.spec.mla.nope_dim = 128; }},
+      {"head_dim is 64, must be 0 for kind mla", [](auto& r) { r.spec.kind = AttentionKind::mla; }},
+      {"kv_heads is 2, kind mla has 1",
+       [](auto& r) {
+         r.spec = test::deepseek_spec();
+         r.spec.kv_heads = 2;
+       }},
       {"the layers have 512 + 64 and the cache dtype is fp8_e5m2",
        [](auto& r) {
          set_latent_rows(r);
@@ -274,9 +279,9 @@ TEST(SelectBackend, RefusesContradictions) {
        }},
       {"window is 4, must be 0: linear kinds",
        [](auto& r) {
-         r.spec.kind = AttentionKind::gated_delta_net;
-         r.spec.q_heads = r.spec.kv_heads;
-         r.spec.window = 4;
+         r.spec = {.kind = AttentionKind::gated_delta_net,
+                   .window = 4,
+                   .linear = {.key_heads = 1, .value_heads = 1, .key_dim = 8, .value_dim = 8}};
        }},
       {"conv_width is 4", [](auto& r) { r.spec.linear.conv_width = 4; }},
       {"need scope decoder",
