@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Fails when the README's example differs from the compiled one, when a document names a file or test that does not
-exist, or when a line of text in a document is wider than 120 columns (tables and code may be wider)."""
+"""Fails when the README's example or a snippet of the tutorial differs from the compiled ones, when a document names a
+file or test that does not exist, or when a line of text in a document is wider than 120 columns (tables and code may be
+wider)."""
 import pathlib
 import re
 import sys
@@ -32,6 +33,19 @@ def missing_tests(text, tests):
             yield f"{suite}.{test}"
 
 
+def without_indentation(text):
+    return "\n".join(line.strip() for line in text.strip().splitlines())
+
+
+def unknown_snippets(text):
+    """Yields the first line of each C++ snippet that no example contains."""
+    examples = [without_indentation(file.read_text(encoding="utf-8")) for file in ROOT.glob("examples/*.cc")]
+    for snippet in re.findall(r"```cpp\n(.*?)```", text, re.DOTALL):
+        wanted = without_indentation(snippet)
+        if not any(wanted in example for example in examples):
+            yield wanted.splitlines()[0]
+
+
 def wide_lines(text):
     in_code = False
     for number, line in enumerate(text.splitlines(), 1):
@@ -46,6 +60,8 @@ def main():
     example = (ROOT / "examples/hello_attention.cc").read_text(encoding="utf-8")
     if f"```cpp\n{example}```" not in (ROOT / "README.md").read_text(encoding="utf-8"):
         errors.append("README.md: the first example differs from examples/hello_attention.cc")
+    tutorial = (ROOT / "docs/tutorial.md").read_text(encoding="utf-8")
+    errors += [f"docs/tutorial.md: no example has the snippet: {line}" for line in unknown_snippets(tutorial)]
     tests = all_tests()
     documents = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
     for document in documents:
