@@ -17,6 +17,11 @@ struct Ring {
       phase ^= 1;
     }
   }
+  __device__ __forceinline__ void advance(int steps) {
+    stage += steps;
+    phase ^= stage / kStages & 1;
+    stage %= kStages;
+  }
   __device__ __forceinline__ Ring previous() const {
     return stage == 0 ? Ring{kStages - 1, phase ^ 1} : Ring{stage - 1, phase};
   }

@@ -2,14 +2,10 @@
 // Multiplies one tile, 64 rows a warpgroup.
 #pragma once
 
+#include "kernels/cuda/common/release.cuh"
 #include "kernels/cuda/sm90/head_gemm/config.cuh"
 
 namespace fovea::kernels::cuda {
-
-__device__ __forceinline__ void release(TransactionBarrier& empty) {
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) empty.arrive();
-}
 
 // One group of products is still running when the next one starts.
 template <int kRows, bool kIsKn, Type kType>

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shapes that the Hopper MLA decode kernels share: key tiles in shared memory, rings of stages, and
-// where queries are kept.
+// Shapes that the Hopper MLA decode kernels share: key tiles in shared memory and where
+// queries are kept.
 #pragma once
 
 #include "kernels/cuda/common/hopper.cuh"
 #include "kernels/cuda/common/mla_params.h"
+#include "kernels/cuda/common/release.cuh"
+#include "kernels/cuda/common/ring.cuh"
 #include "kernels/cuda/common/types.cuh"
 
 namespace fovea::kernels::cuda {
@@ -54,30 +56,5 @@ struct QueryLayout {
   int warps;           // warps that start these copies
   int stages;          // stages of the ring that bring the register tiles
 };
-
-// Position in a ring of kCount stages. Full barriers are awaited with `phase`, empty ones with the
-// opposite parity.
-template <int kCount>
-struct Ring {
-  int stage = 0;
-  uint32_t phase = 0;
-  __device__ __forceinline__ void advance() {
-    if (++stage == kCount) {
-      stage = 0;
-      phase ^= 1;
-    }
-  }
-  __device__ __forceinline__ void advance(int steps) {
-    stage += steps;
-    phase ^= stage / kCount & 1;
-    stage %= kCount;
-  }
-};
-
-// Arrives once for the warp, after all its lanes have read or filled a stage.
-__device__ __forceinline__ void release(TransactionBarrier& barrier) {
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) barrier.arrive();
-}
 
 }  // namespace fovea::kernels::cuda
