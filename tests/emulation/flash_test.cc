@@ -114,8 +114,8 @@ void add_decode(std::vector<AttentionCase>& cases) {
   cases.push_back(moved);
 }
 
-// Cases that the build emulates with FOVEA_EMULATE_MORE.
-void add_more(std::vector<AttentionCase>& cases) {
+// Pages that boxes do not fit, and fp8.
+void add_cache_formats(std::vector<AttentionCase>& cases) {
   const auto add = [&](const char* name, int32_t head_dim, auto&& change) {
     cases.push_back(prefill_case(name, head_dim, change));
   };
@@ -165,6 +165,12 @@ void add_more(std::vector<AttentionCase>& cases) {
   });
   add_products("fp8_products_invariant",
                [](AttentionCase& test) { test.spec.batch_invariant = true; });
+}
+
+void add_dims_and_masks(std::vector<AttentionCase>& cases) {
+  const auto add = [&](const char* name, int32_t head_dim, auto&& change) {
+    cases.push_back(prefill_case(name, head_dim, change));
+  };
   add("dim_64", 64, [](AttentionCase&) {});
   add("dim_192_128", 192, [](AttentionCase& test) { test.spec.head_dim_v = 128; });
   // Row tiles of 256 tokens in pairs whose consumers do not see their last key tiles.
@@ -194,15 +200,21 @@ void add_more(std::vector<AttentionCase>& cases) {
           {drafts, 608}, {drafts, 336 + drafts / 2}, {0, 0}, {1, 70}, {drafts, drafts}};
     });
   }
-  // Segments of 1024 keys, divided among blocks; few rows; eight rows, by one block and by pairs of
-  // blocks.
-  add("segments", 128, [](AttentionCase& test) {
+}
+
+// Segments of 1024 keys, divided among blocks; few rows; eight rows, by one block and by pairs of
+// blocks.
+void add_segments(std::vector<AttentionCase>& cases) {
+  const auto add = [&](const char* name, auto&& change) {
+    cases.push_back(prefill_case(name, 128, change));
+  };
+  add("segments", [](AttentionCase& test) {
     test.spec.batch_invariant = true;
     test.requests = {{140, 2300}, {0, 0}, {70, 70}};
   });
   for (const int32_t rows : {40, 8}) {
     const std::string name = "segments_rows_" + std::to_string(rows);
-    add(name.c_str(), 128, [&](AttentionCase& test) {
+    add(name.c_str(), [&](AttentionCase& test) {
       test.spec.batch_invariant = true;
       test.requests = {{rows, 2300}, {5, 70}};
     });
@@ -210,22 +222,22 @@ void add_more(std::vector<AttentionCase>& cases) {
   // Four blocks compute one segment: of a single request, in a cluster, or by pairs.
   for (const int32_t keys : {900, 1900, 2300, 2900, 3900}) {
     const std::string name = "segments_of_one_" + std::to_string(keys);
-    add(name.c_str(), 128, [&](AttentionCase& test) {
+    add(name.c_str(), [&](AttentionCase& test) {
       test.spec.batch_invariant = true;
       test.requests = {{7, keys}};
     });
   }
-  add("segments_of_one_heads", 128, [](AttentionCase& test) {
+  add("segments_of_one_heads", [](AttentionCase& test) {
     test.spec.batch_invariant = true;
     test.spec.q_heads = 8;
     test.requests = {{1, 2700}};
   });
-  add("segments_of_one_growing", 128, [](AttentionCase& test) {
+  add("segments_of_one_growing", [](AttentionCase& test) {
     test.spec.batch_invariant = true;
     test.growing_scores = true;
     test.requests = {{8, 2000}};
   });
-  add("segments_of_two", 128, [](AttentionCase& test) {
+  add("segments_of_two", [](AttentionCase& test) {
     test.spec.batch_invariant = true;
     test.requests = {{8, 1000}, {2, 300}};
   });
@@ -235,7 +247,10 @@ std::vector<AttentionCase> cases() {
   std::vector<AttentionCase> cases;
   add_plain(cases);
   add_decode(cases);
-  if (FOVEA_EMULATE_MORE) add_more(cases);
+  if (!FOVEA_EMULATE_MORE) return cases;
+  add_cache_formats(cases);
+  add_dims_and_masks(cases);
+  add_segments(cases);
   return cases;
 }
 

@@ -2,9 +2,9 @@
 // One work item of attention: rows of some kv heads of one request against a range of its keys.
 //
 // How to read this folder:
-//   work.h, mask.h     what the planner hands over; masks as intervals
+//   work.h, mask.h     the planner's input; masks as intervals
 //   modes.h            the shape of an item, and the one place that decides how it is computed
-//   item_context.h     what the classes below share
+//   item_context.h     the state that the classes below share
 //   attention_item.cc  ItemRunner: the loop over tiles, from keys to results
 //   tile_scores.h      queries x keys of a tile        score_kernels.h, transpose.h
 //   adjust_scores.h    scales, soft cap, ALiBi, masks

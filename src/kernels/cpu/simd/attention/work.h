@@ -39,8 +39,8 @@ struct AttentionItem {
   int32_t kv_begin = 0, kv_end = 0;
 };
 
-// The pieces of a row tile whose keys were split. Piece p covers a fixed number of keys from p
-// times that number on.
+// The pieces of a row tile whose keys were split. Piece p covers keys [p * n, (p + 1) * n) for a
+// fixed n.
 struct AttentionMerge {
   AttentionItem tile;  // with the partial of the first piece
   int64_t partial_stride = 0;
