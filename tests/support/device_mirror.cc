@@ -102,8 +102,9 @@ BatchView DeviceBatch::view() const {
 
 LayerTensors DeviceBatch::tensors() const {
   LayerTensors tensors = host_.tensors();
-  for (HeadRows* rows : {&tensors.q, &tensors.mla.q_rope, &tensors.dual_chunk.q_succ,
-                         &tensors.dual_chunk.q_inter, &tensors.k, &tensors.v, &tensors.out}) {
+  for (HeadRows* rows : {&tensors.q, &tensors.mla.q_rope, &tensors.mla.latent, &tensors.mla.k_rope,
+                         &tensors.dual_chunk.q_succ, &tensors.dual_chunk.q_inter, &tensors.k,
+                         &tensors.v, &tensors.out}) {
     rows->data = mirror_.translate(rows->data);
   }
   tensors.q_scale.data = mirror_.translate(tensors.q_scale.data);
