@@ -82,9 +82,9 @@ TEST_P(Storage, SlotsThatDoNotExistAreErrors) {
                                store.page_table() + rows * store.page_table_stride());
     pages[static_cast<size_t>(store.row(0) * store.page_table_stride() + 1)] =
         static_cast<int32_t>(wild);
-    view.table.entries = nullptr;
     view.table.entries = pages.data();
     view.table.stride = store.page_table_stride();
+    view.table.entry_tokens = test.cache.page_size;
     expect_refusal();
   }
   // The backend still works.
