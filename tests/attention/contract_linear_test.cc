@@ -194,7 +194,8 @@ class LinearRun {
 // Runs every sequence in pieces of `size` tokens: one batch per round with all unfinished
 // sequences.
 std::vector<std::vector<float>> in_pieces(LinearRun& run, const LinearCase& test, int32_t size) {
-  const size_t width = static_cast<size_t>(test.spec.kv_heads) * test.spec.head_dim_v;
+  const size_t width =
+      test.spec.linear.value_heads * static_cast<size_t>(test.spec.linear.value_dim);
   std::vector<std::vector<float>> outputs(test.lengths.size());
   const int32_t longest = *std::max_element(test.lengths.begin(), test.lengths.end());
   for (int32_t begin = 0; begin < longest; begin += size) {
@@ -277,7 +278,8 @@ TEST_P(Linear, PaddingIsZeroAndWritesNothing) {
   const LinearData data = make_data(test());
   LinearRun run(GetParam(), data, 2);
   const size_t padding = test().lengths.size();
-  const size_t width = static_cast<size_t>(test().spec.kv_heads) * test().spec.head_dim_v;
+  const size_t width =
+      test().spec.linear.value_heads * static_cast<size_t>(test().spec.linear.value_dim);
   const auto last = static_cast<size_t>(test().lengths.size()) - 1;
   const int32_t length = test().lengths[last];
   const std::vector<float> first = run.run({{last, 0, length / 2}});
@@ -306,7 +308,8 @@ TEST_P(Linear, SnapshotsUndoRejectedDrafts) {
   const int32_t drafted = std::min(kSnapshots, length - 2);
   LinearRun whole(GetParam(), data, 1);
   const std::vector<float> want = whole.run({{longest, 0, length}});
-  const size_t width = static_cast<size_t>(test().spec.kv_heads) * test().spec.head_dim_v;
+  const size_t width =
+      test().spec.linear.value_heads * static_cast<size_t>(test().spec.linear.value_dim);
   for (int32_t prompt : {0, 1}) {  // the first draft starts from nothing, or from a state
     for (int32_t accepted = 1; accepted <= drafted; ++accepted) {
       SCOPED_TRACE(fmt::format("{} of {} tokens accepted after {}", accepted, drafted, prompt));
