@@ -28,8 +28,7 @@ TEST(CascadeGroups, UseBakedKernelsWherePrefillDoes) {
     }
   }
   int setups = 0;
-  for (const VariantValues& values : family("sm90/prefill").baked) {
-    if (values[5] != "plain" || values[6] != "whole") continue;
+  const auto expect_baked = [&](const VariantValues& values, const std::string& kv, int page_size) {
     AttentionSetup setup{.sm = 90, .multiprocessors = 132};
     setup.spec.q_heads = 8;
     setup.spec.kv_heads = 2;
@@ -37,12 +36,23 @@ TEST(CascadeGroups, UseBakedKernelsWherePrefillDoes) {
     setup.spec.head_dim_v = setup.cache.head_dim_v = std::stoi(values[1]);
     setup.spec.q_dtype = dtype_of(values[2]);
     setup.cache.kv_heads = 2;
-    setup.cache.dtype = dtype_of(values[3]);
-    setup.cache.page_size = values[4] == "rows" ? 1 : 64;
+    setup.cache.dtype = dtype_of(kv);
+    setup.cache.page_size = page_size;
     for (const gpu::KernelVariant& variant : hopper_groups().variants(setup)) {
       EXPECT_TRUE(baked.contains(variant.name)) << variant.name;
     }
     ++setups;
+  };
+  for (const VariantValues& values : family("sm90/prefill").baked) {
+    if (values[4] == "plain" && values[5] == "whole") expect_baked(values, values[2], 64);
+  }
+  for (const VariantValues& values : family("sm90/prefill_fp8").baked) {
+    if (values[3] == "plain") expect_baked(values, values[2], 64);
+  }
+  for (const VariantValues& values : family("sm90/prefill_gather").baked) {
+    if (values[5] == "plain" && values[6] == "whole") {
+      expect_baked(values, values[3], values[4] == "rows" ? 1 : 64);
+    }
   }
   EXPECT_GT(setups, 10);
 }

@@ -35,12 +35,10 @@ int32_t heads_shift(const AttentionSpec& spec) {
 // The copy engine pads narrower heads with zeros.
 std::optional<std::pair<int32_t, int32_t>> padded_dims(const AttentionSpec& spec) {
   std::set<std::pair<int32_t, int32_t>> fitting;
-  for (const VariantValues& values : family("sm90/prefill").baked) {
+  const char* folder = is_fp8(spec.q_dtype) ? "sm90/prefill_fp8" : "sm90/prefill";
+  for (const VariantValues& values : family(folder).baked) {
     const std::pair dims = {std::stoi(values[0]), std::stoi(values[1])};
-    const bool same_products = is_fp8(spec.q_dtype) == (values[2] == "f8e4m3");
-    if (same_products && dims.first >= spec.head_dim && dims.second >= spec.head_dim_v) {
-      fitting.insert(dims);
-    }
+    if (dims.first >= spec.head_dim && dims.second >= spec.head_dim_v) fitting.insert(dims);
   }
   return fitting.empty() ? std::nullopt : std::optional(*fitting.begin());
 }
@@ -53,6 +51,13 @@ DType stored(const AttentionSetup& setup) {
 
 bool never_plain(const AttentionSpec& spec) {
   return spec.mask != MaskKind::none || spec.scores.logit_cap > 0 || spec.scores.has_alibi;
+}
+
+// Slopes of wider heads would spill.
+const char* general_scores(const AttentionSpec& spec) {
+  if (spec.scores.logit_cap > 0 || (spec.scores.has_alibi && padded_dims(spec)->first > 128))
+    return "general";
+  return spec.scores.has_alibi ? "sloped" : "masked";
 }
 
 bool widens(const AttentionSetup& setup) {

@@ -20,8 +20,8 @@ inline constexpr std::pair<int32_t, int32_t> kLatentDims = {192, 128};
 // that a tile's rows share keys and no row is wasted.
 int32_t heads_shift(const AttentionSpec& spec);
 
-// Returns the head dims of the smallest variant of sm90/prefill that holds those of the layer, or
-// of sm90/prefill's fp8 products; nothing if the layer's are too wide.
+// Returns the head dims of the smallest variant of sm90/prefill, or of sm90/prefill_fp8, that holds
+// those of the layer; nothing if the layer's are too wide.
 std::optional<std::pair<int32_t, int32_t>> padded_dims(const AttentionSpec& spec);
 
 // Returns whether keys lie in a paged cache.
@@ -32,6 +32,8 @@ DType stored(const AttentionSetup& setup);
 // Returns whether one interval of keys per row and a softmax of scaled products cannot express the
 // layer.
 bool never_plain(const AttentionSpec& spec);
+// Returns the value of the column `scores` for what a plain variant cannot express.
+const char* general_scores(const AttentionSpec& spec);
 // Returns whether windows and chunks are measured on positions, which some batches give.
 bool uses_positions(const AttentionSpec& spec);
 // Returns whether anything is measured on positions, ALiBi and some masks included.

@@ -16,6 +16,10 @@ __device__ __forceinline__ bool uniform(bool value) { return __any_sync(~0u, val
 // one outgrows it.
 constexpr float kNothing = -0x1p127f;
 
+// Key tiles of a segment.
+template <class Config>
+constexpr int kSegmentBlocks = kSegmentKeys / Config::kKeys;
+
 // Returns one of the thread's two rows of the warpgroup's 64: lane / 4 or lane / 4 + 8 of its
 // warp's 16.
 __device__ __forceinline__ int thread_row(int half, uint32_t thread = threadIdx.x) {

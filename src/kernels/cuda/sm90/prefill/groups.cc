@@ -10,14 +10,12 @@ namespace {
 
 using namespace prefill;
 
-constexpr const char* kSums = "parts";
-
 struct GroupVariants {
   gpu::KernelVariant plan, attention;
 };
 
 std::optional<GroupVariants> find_group_variants(const AttentionSetup& setup) {
-  const auto parts = find_parts(setup, kSums);
+  const auto parts = find_parts(setup, false);
   if (!parts) return std::nullopt;
   return GroupVariants{plan_variant(kPartRows, setup.sm), *parts};
 }
@@ -83,7 +81,7 @@ std::vector<gpu::KernelVariant> all_variants(const AttentionSetup& setup) {
 }
 
 size_t workspace_bytes(const AttentionSetup& setup, const BatchLimits& limits) {
-  if (!find_parts(setup, kSums)) return portable_prefill().workspace_bytes(setup, limits);
+  if (!find_parts(setup, false)) return portable_prefill().workspace_bytes(setup, limits);
   WorkspaceCarver counter(nullptr);
   carve(counter, setup, limits);
   return counter.bytes();

@@ -17,8 +17,8 @@ struct FormVariants {
 std::vector<FormVariants> find_forms(const AttentionSetup& setup) {
   std::vector<FormVariants> forms;
   if (setup.spec.batch_invariant) return forms;
-  const auto add = [&](int32_t rows, float over_whole, const char* sums) {
-    const auto parts = find_parts(setup, sums);
+  const auto add = [&](int32_t rows, float over_whole, bool few) {
+    const auto parts = find_parts(setup, few);
     if (!parts) return;
     forms.push_back({{rows, over_whole},
                      plan_variant(rows, setup.sm),
@@ -26,9 +26,9 @@ std::vector<FormVariants> find_forms(const AttentionSetup& setup) {
                      *parts});
   };
   // Whole tiles would have half of their rows empty, and fewer keys in flight.
-  add(kFewPartRows, 0.65f, "few_parts");
+  add(kFewPartRows, 0.65f, true);
   // Blocks of parts share no keys in pairs.
-  add(kPartRows, 1.05f, "parts");
+  add(kPartRows, 1.05f, false);
   return forms;
 }
 

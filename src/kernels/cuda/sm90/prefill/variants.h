@@ -10,26 +10,29 @@
 
 namespace fovea::kernels::cuda::prefill {
 
-constexpr std::string_view kFolder = "sm90/prefill";
+inline constexpr std::string_view kFolder = "sm90/prefill";
+
 struct Variants {
   gpu::KernelVariant order;
-  // general: for what plain cannot express, of masked or general scores.
-  std::optional<gpu::KernelVariant> plain, general;
-  // Of the same bits, for requests with few rows; where segments are summed.
+  std::optional<gpu::KernelVariant> plain;
+  std::optional<gpu::KernelVariant> general;  // for what plain cannot express
+  // For requests with up to 64 rows where segments are summed: the bits of plain and general.
   std::optional<gpu::KernelVariant> few_plain, few_general;
   // For few row tiles, of heads of 192/128.
   std::optional<gpu::KernelVariant> few_whole;
-  std::vector<gpu::KernelVariant> few_rows;                // those of sm90/few_rows
-  std::optional<gpu::KernelVariant> pairs, general_pairs;  // as plain and general
+  std::vector<gpu::KernelVariant> few_rows;  // those of sm90/few_rows
+  // The same as plain and general, by pairs of blocks.
+  std::optional<gpu::KernelVariant> pairs, general_pairs;
 };
 
-// None: no variant does.
+// Returns nothing if no variant serves the layer.
 std::optional<Variants> find_variants(const AttentionSetup& setup);
-// All of them.
+// Returns all of them.
 std::vector<gpu::KernelVariant> variants(const AttentionSetup& setup);
 
-// What attends to parts of the keys of row tiles, `sums` "parts" or "few_parts"; none: no baked
-// variant does. Of groups of q heads whose rows fill tiles as those of portable/plan do.
-std::optional<gpu::KernelVariant> find_parts(const AttentionSetup& setup, const char* sums);
+// Returns the baked variant that attends to parts of the keys of row tiles of 128 rows, or of 64
+// (`few`), if there is one. The layer's groups of q heads fill row tiles as those of portable/plan
+// do.
+std::optional<gpu::KernelVariant> find_parts(const AttentionSetup& setup, bool few);
 
 }  // namespace fovea::kernels::cuda::prefill

@@ -4,7 +4,7 @@
 // one multiply-add.
 #pragma once
 
-#include "kernels/cuda/sm90/prefill/load_rows.cuh"
+#include "kernels/cuda/sm90/prefill_gather/load_rows.cuh"
 
 namespace fovea::kernels::cuda {
 

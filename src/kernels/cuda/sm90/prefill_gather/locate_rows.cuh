@@ -2,7 +2,8 @@
 // The warp that finds the rows of K and V in the cache for those that copy them.
 #pragma once
 
-#include "kernels/cuda/sm90/prefill/load.cuh"
+#include "kernels/cuda/sm90/common/copy_tiles.cuh"
+#include "kernels/cuda/sm90/prefill_gather/config.cuh"
 
 namespace fovea::kernels::cuda {
 

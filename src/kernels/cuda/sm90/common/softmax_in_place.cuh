@@ -3,7 +3,7 @@
 // still being multiplied: packed weights would have to wait for those that the products read.
 #pragma once
 
-#include "kernels/cuda/sm90/prefill/softmax.cuh"
+#include "kernels/cuda/sm90/common/softmax.cuh"
 
 namespace fovea::kernels::cuda {
 

@@ -2,8 +2,8 @@
 // All row tiles of a consumer: between the loops over key tiles one ends and the next begins.
 #pragma once
 
-#include "kernels/cuda/sm90/prefill/epilogue.cuh"
-#include "kernels/cuda/sm90/prefill/step.cuh"
+#include "kernels/cuda/sm90/common/epilogue.cuh"
+#include "kernels/cuda/sm90/common/step.cuh"
 
 namespace fovea::kernels::cuda {
 
@@ -163,7 +163,7 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
     const Ring<Config::kStages> v = due_values<Config>(k, values);
     if (single) pack_weights<Config>(params, shared, acc);
     const bool closing = closes<Config>(tile);
-    if (closing && (single || Config::kQueriesBehindLoop))
+    if (closing && (single || kQueriesBehindLoop<Config>))
       release_queries<Config>(shared, consumer, q().stage);
     if (closing) {
       ++n;
@@ -176,7 +176,7 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
     if (more) {
       if (closing) {
         take_queries<Config>(shared, consumer, q(), k, acc);
-        if constexpr (!Config::kTight)
+        if constexpr (!kTight<Config>)
           next = begin_tile<Config>(params, shared, slot, consumer, units);
         pass_keys<Config>(shared, next, k);
         if constexpr (Config::kOwnEnds) apart = uniform(unseen_tiles<Config>(next) > 0);
@@ -217,7 +217,7 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
       products_wait<1>();
       if (more) first_weights(next);
       finish_values<Config>(shared, v.stage, acc);
-      if constexpr (Config::kOwnValueRing) values.advance();
+      if constexpr (kOwnValueRing<Config>) values.advance();
       end_segment<Config>(params, shared, tile, consumer, acc);
       if (closing) {
         const int number = slot_number<Config>(shared, tile);
@@ -230,22 +230,22 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
     } else if constexpr (Config::kStoresApart) {
       finish_rows<Config>(params, tile.slot->work, consumer, acc, mean);
       products_wait<1>();
-      if constexpr (Config::kTight) {
+      if constexpr (kTight<Config>) {
         if (more) release_stage<Config>(shared.k_empty[k.stage]);
         finish_values<Config>(shared, v.stage, acc);
         if (more) next = begin_tile<Config>(params, shared, slot, consumer, units);
       }
       products_landed(acc.scores);
       if (more) {
-        if constexpr (!Config::kTight) release_stage<Config>(shared.k_empty[k.stage]);
+        if constexpr (!kTight<Config>) release_stage<Config>(shared.k_empty[k.stage]);
         k.advance();
         transform_scores<Config, false>(params, next, consumer, last_block<Config>(next), acc);
         mask_scores<Config>(params, shared, next, consumer, last_block<Config>(next), acc);
         release_mask<Config>(params, shared, next, consumer, last_block<Config>(next), acc);
         find_bases<Config>(next, acc);
       }
-      if constexpr (!Config::kTight) finish_values<Config>(shared, v.stage, acc);
-      if constexpr (Config::kOwnValueRing) values.advance();
+      if constexpr (!kTight<Config>) finish_values<Config>(shared, v.stage, acc);
+      if constexpr (kOwnValueRing<Config>) values.advance();
       if constexpr (!Config::kPasses) {
         shared.stores.empty[consumer].wait(n % 2);
       } else if (!more) {  // else the queries that are in registers now lay there
@@ -266,7 +266,7 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
       products_wait<1>();
       if (more) first_weights(next);
       finish_values<Config>(shared, v.stage, acc);
-      if constexpr (Config::kOwnValueRing) values.advance();
+      if constexpr (kOwnValueRing<Config>) values.advance();
       if constexpr (Config::kParts) {
         store_part<Config>(params, *tile.slot, consumer, mean, acc);
       } else {

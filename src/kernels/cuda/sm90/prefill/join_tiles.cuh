@@ -4,7 +4,7 @@
 // same operations on the same numbers, so with the same bits.
 #pragma once
 
-#include "kernels/cuda/sm90/prefill/softmax.cuh"
+#include "kernels/cuda/sm90/common/slots.cuh"
 
 namespace fovea::kernels::cuda {
 

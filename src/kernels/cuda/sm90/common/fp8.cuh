@@ -3,7 +3,7 @@
 // products.
 #pragma once
 
-#include "kernels/cuda/sm90/prefill/scores.cuh"
+#include "kernels/cuda/sm90/common/row_tile.cuh"
 
 namespace fovea::kernels::cuda {
 
@@ -65,8 +65,11 @@ __device__ __forceinline__ float value_unit(const AttentionParams& attention, co
                                             const Accumulators<Config>& acc) {
   const KeyParams& keys = attention.keys;
   if constexpr (!Config::kFp8) return 1;
-  return Config::kWiden && keys.scale_slot_stride ? acc.v_unit
-                                                  : shared_scale(keys, keys.v_scale, work.kv_head);
+  if constexpr (Config::kWiden) {
+    return keys.scale_slot_stride ? acc.fp8.v_unit : shared_scale(keys, keys.v_scale, work.kv_head);
+  } else {
+    return shared_scale(keys, keys.v_scale, work.kv_head);
+  }
 }
 
 __device__ __forceinline__ bool keys_have_scales(const PrefillParams& params) {

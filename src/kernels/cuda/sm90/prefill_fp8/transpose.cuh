@@ -3,11 +3,9 @@
 // key tile and its products (as FlashAttention-3 does it, arXiv:2407.08608, section 3.3).
 #pragma once
 
-#include "kernels/cuda/sm90/prefill/load.cuh"
+#include "kernels/cuda/sm90/common/copy_tiles.cuh"
 
 namespace fovea::kernels::cuda {
-
-constexpr int kTransposers = 2;  // warps
 
 // 32 keys x 16 dims at a time. Transposed 16-bit loads bring a lane two dims of keys 2t, 2t + 1 (t:
 // its place among four) of every eight; bytes of one dim of 2t, 2t + 1, 2t + 8, 2t + 9 become a
@@ -27,13 +25,13 @@ __device__ __forceinline__ void transpose_tile(
   // Matrices 0, 1: both words of keys 0..15; 2, 3: of keys 16..31.
   const int dim = lane % 8 * 2 + ((lane / 8 % 2 == 1) != (lane % 8 >= 4));
   constexpr int kBatch = 4;  // groups of 16 dims, loaded before the first is stored
-  static_assert(Config::kHeadDimV % (16 * kBatch * kTransposers) == 0);
+  static_assert(Config::kHeadDimV % (16 * kBatch * Config::kTransposers) == 0);
 #pragma unroll 1
   for (int key = 0; key < Config::kKeys; key += 32) {
     const int key_row = key + lane;
     const int chunk = key / 16 + lane / 16;
 #pragma unroll
-    for (int part = 0; part < Config::kHeadDimV / 16; part += kBatch * kTransposers) {
+    for (int part = 0; part < Config::kHeadDimV / 16; part += kBatch * Config::kTransposers) {
       uint32_t r[kBatch][4];
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {

@@ -5,39 +5,9 @@
 // where f32_out says so.
 #pragma once
 
-#include "kernels/cuda/sm90/prefill/fp8.cuh"
-#include "kernels/cuda/sm90/prefill/pair.cuh"
+#include "kernels/cuda/sm90/common/fp8.cuh"
 
 namespace fovea::kernels::cuda {
-
-// Item n of this block's range. Keys behind the part are hidden as those behind the request's end
-// are.
-template <class Config>
-__device__ WorkTile part_at(const PrefillParams& params, int n, int32_t& partial,
-                            int32_t& request_keys) {
-  const AttentionParams& attention = params.attention;
-  WorkTile work = {};
-  work.request = -1;
-  if (n >= attention.work.cta_end[blockIdx.x]) return work;
-  const WorkItem item = attention.work.items[n];
-  const RequestView view = request_view(attention.batch, item.request);
-  partial = item.partial;
-  request_keys = view.kv_len;
-  work.request = item.request;
-  work.q_begin = view.q_begin;
-  work.q_len = view.q_len;
-  work.kv_len = item.key_end;
-  work.first_token = item.first_row >> params.heads_shift;
-  work.kv_head = item.kv_head;
-  work.q_head = item.kv_head << params.heads_shift;
-  if constexpr (kLatentHeads<Config::kHeadDim, Config::kHeadDimV>) {
-    if (!attention.keys.page_table) work.first_key = attention.keys.kv_indptr[item.request];
-  }
-  work.key_begin = item.key_begin;
-  work.block_begin = item.key_begin / Config::kKeys;
-  work.block_end = max((item.key_end + Config::kKeys - 1) / Config::kKeys, work.block_begin + 1);
-  return work;
-}
 
 // Where a row's result lies: in the part's slot or, of a whole row tile, in out and lse.
 template <class Config>

@@ -2,8 +2,8 @@
 // Hides keys that rows do not see.
 #pragma once
 
-#include "kernels/cuda/sm90/prefill/find_masks.cuh"
-#include "kernels/cuda/sm90/prefill/scores.cuh"
+#include "kernels/cuda/sm90/common/find_masks.cuh"
+#include "kernels/cuda/sm90/common/row_tile.cuh"
 
 namespace fovea::kernels::cuda {
 
@@ -63,7 +63,7 @@ template <class Config>
 __device__ __forceinline__ Interval thread_keys(const PrefillParams& params, const RowTile& tile,
                                                 int consumer, int half) {
   const int row = thread_row(half);
-  if constexpr (Config::kFindsKeys) {
+  if constexpr (kFindsKeys<Config>) {
     const int token = (consumer * kGroupRows + row) >> params.heads_shift;
     return static_cast<const typename Config::Slot*>(tile.slot.get())->keys[token];
   }

@@ -2,8 +2,9 @@
 // Accumulators to out and lse.
 #pragma once
 
-#include "kernels/cuda/sm90/prefill/load.cuh"
-#include "kernels/cuda/sm90/prefill/mainloop.cuh"
+#include "kernels/cuda/sm90/common/parts.cuh"
+#include "kernels/cuda/sm90/common/products.cuh"
+#include "kernels/cuda/sm90/common/staged_rows.cuh"
 
 namespace fovea::kernels::cuda {
 
@@ -45,29 +46,6 @@ __device__ __forceinline__ void finish_result(const PrefillParams& params, const
     if (!is_final(params, slot)) return finish_part<Config>(params, slot, consumer, acc, factor);
   }
   finish_rows<Config>(params, slot.work, consumer, acc, factor);
-}
-
-// Rows [first, end) of the staged columns to memory, 16 bytes at a time: of a consumer whose rows
-// end within it, and which a box would write past. kThreads: that do so.
-template <class Config, int kThreads = kWarpgroupThreads>
-__device__ __forceinline__ void copy_staged(const PrefillParams& params,
-                                            const typename Config::SharedMemory& shared,
-                                            const WorkTile& work, int consumer, int block) {
-  constexpr int kChunks = kSwizzledColumns / 8;
-  const AttentionParams& attention = params.attention;
-  const auto& staged = Config::out(shared, consumer)[block % Config::kOutBlocks];
-  const int chunk = threadIdx.x % kChunks;
-  const int column = block * kSwizzledColumns + chunk * 8;
-#pragma unroll 1
-  for (int row = threadIdx.x % kThreads / kChunks; row < kGroupRows; row += kThreads / kChunks) {
-    const int token = row_token(params, work, consumer, row);
-    if (token >= work.q_len || column >= attention.head_dim_v) return;
-    uint16_t* to = static_cast<uint16_t*>(attention.out) +
-                   (work.q_begin + token) * attention.out_token_stride +
-                   row_head(params, work, row) * attention.out_head_stride;
-    *reinterpret_cast<uint4*>(to + column) =
-        *reinterpret_cast<const uint4*>(&staged[row][(chunk ^ row % 8) * 8]);
-  }
 }
 
 // The consumer's rows go to shared memory, and from there by the copy engine, under the next row
@@ -134,79 +112,6 @@ __device__ __forceinline__ void stage_columns(typename Config::SharedMemory& sha
   }
   store_matrices(&Config::out(shared, consumer)[step / 4][row][((j + lane / 16) ^ row % 8) * 8],
                  piece);
-}
-
-// Stores a row tile that consumers stage. A warp.
-template <class Config>
-__device__ __forceinline__ void store_tile(const PrefillParams& params,
-                                           typename Config::SharedMemory& shared,
-                                           const WorkTile& work, uint32_t phase) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll 1
-  for (int consumer = 0; consumer < Config::kConsumers; ++consumer) {
-    shared.stores.full[consumer].wait(phase);
-    const int token = row_token(params, work, consumer, 0);
-    if (token + (kGroupRows >> params.heads_shift) > work.q_len) {
-      for (int b = 0; b < Config::kOutBlocks; ++b)
-        copy_staged<Config, 32>(params, shared, work, consumer, b);
-    } else if (lane == 0) {
-#pragma unroll
-      for (int b = 0; b < Config::kOutBlocks; ++b) {
-        store_box(params.out, Config::out(shared, consumer)[b], b * kSwizzledColumns, work.q_head,
-                  work.q_begin + token);
-      }
-      commit_stores();
-    }
-    __syncwarp();
-  }
-  if (lane == 0) wait_stores_read();
-  if constexpr (Config::kPasses) {
-    __syncwarp();
-    if (lane < 4 * Config::kConsumers) shared.q_empty[0][lane / 4].arrive();
-  } else if (lane == 0) {
-#pragma unroll
-    for (int consumer = 0; consumer < Config::kConsumers; ++consumer)
-      shared.stores.empty[consumer].arrive();
-  }
-}
-
-// All row tiles of the block. A warp.
-template <class Config>
-__device__ void store_tiles(const PrefillParams& params, typename Config::SharedMemory& shared) {
-  Ring<kTileSlots> slots;
-  for (uint32_t phase = 0;; phase ^= 1) {
-    shared.tile_full[slots.stage].wait(slots.phase);
-    const WorkTile& work = shared.tiles[slots.stage].work;
-    if (work.request < 0) return;
-    store_tile<Config>(params, shared, work, phase);
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) shared.tile_empty[slots.stage].arrive();
-    slots.advance();
-  }
-}
-
-// As take_tiles, and stores all row tiles: when a tile's queries have found room, the rows of the
-// one two before are about to be staged. A warp.
-template <class Config>
-__device__ void take_and_store_tiles(const PrefillParams& params,
-                                     typename Config::SharedMemory& shared) {
-  static_assert(Config::kQueryStages == 2 && kTileSlots > Config::kQueryStages);
-  TileTaker<Config> taker{params, shared};
-  Ring<Config::kQueryStages> q;
-  int taken = 0;
-  const auto store = [&](int tile) {
-    store_tile<Config>(params, shared, shared.tiles[tile % kTileSlots].work, tile % 2);
-    __syncwarp();
-  };
-  for (;; ++taken) {
-    const WorkTile& tile = taker.take();
-    if (tile.request < 0) break;
-    taker.claim_next();
-    load_queries_boxes<Config>(params, shared, tile, q);
-    if (taken >= 2) store(taken - 2);
-  }
-  for (int tile = max(taken - 2, 0); tile < taken; ++tile) store(tile);
-  taker.finish();
 }
 
 // Four neighbouring lanes hold 2 columns each of every 8: after the exchange each holds 8 columns

@@ -2,8 +2,8 @@
 // The end of a segment of keys of a row tile, where they are summed so.
 #pragma once
 
-#include "kernels/cuda/sm90/prefill/epilogue.cuh"
-#include "kernels/cuda/sm90/prefill/segment_joins.cuh"
+#include "kernels/cuda/sm90/common/epilogue.cuh"
+#include "kernels/cuda/sm90/common/segment_sums.cuh"
 
 namespace fovea::kernels::cuda {
 
@@ -23,7 +23,7 @@ __device__ __forceinline__ const CutSlot& cut_slot(const RowTile& tile) {
 // Makes the tile that of its segment whose last key tile is `last`.
 template <class Config>
 __device__ __forceinline__ void keep_segment(RowTile& tile, int last) {
-  const int begin = last / Config::kSegmentBlocks * Config::kSegmentBlocks;
+  const int begin = last / kSegmentBlocks<Config> * kSegmentBlocks<Config>;
   tile.last_block = last;
   tile.block_begin = max(tile.row_begin, begin);
   tile.ends = (tile.ends & kIsCut) | (tile.row_begin >= begin ? kCloses : 0);
@@ -51,7 +51,7 @@ __device__ __forceinline__ int columns_of(const RowTile& tile, int consumer) {
 template <class Config>
 __device__ __forceinline__ int partial_row(const PrefillParams& params, const RowTile& tile) {
   const CutSlot& slot = cut_slot(tile);
-  return partial_row(params, slot, tile.last_block / Config::kSegmentBlocks - slot.cut.first);
+  return partial_row(params, slot, tile.last_block / kSegmentBlocks<Config> - slot.cut.first);
 }
 
 // The segment's weights are summed: keeps what they and the later segments' come to in shared

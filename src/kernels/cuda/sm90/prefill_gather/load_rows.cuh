@@ -5,13 +5,16 @@
 // is widened to f16. Keys that are not the request's, or have left its window, become zeros.
 #pragma once
 
-#include "kernels/cuda/sm90/prefill/fp8.cuh"
-#include "kernels/cuda/sm90/prefill/locate_rows.cuh"
+#include "kernels/cuda/sm90/common/fp8.cuh"
+#include "kernels/cuda/sm90/prefill_gather/locate_rows.cuh"
 
 namespace fovea::kernels::cuda {
 
 constexpr int kLoaderWarps = 3;
 constexpr int kLoaderThreads = 32 * kLoaderWarps;
+// Warps that widen values.
+template <class Config>
+constexpr int kValueWarps = Config::kWidensApart ? 4 : kLoaderWarps;
 constexpr int kLoaderBarrier = 7;  // named
 
 // 0..95: warp 1 of the producer finds the rows. Of a warpgroup that only widens 0..127.
@@ -172,7 +175,7 @@ __device__ __forceinline__ void store_wide(const uint4& raw, uint32_t scale, uin
 // `unit`.
 template <class Config, int kBytes, int kWarps, bool kLive, bool kScaled>
 __device__ __forceinline__ void widen_rows_of_piece(
-    uint8_t (&piece)[Config::kKeys][Config::kRawBytes],
+    uint8_t (&piece)[Config::kKeys][Config::Raw::kRowBytes],
     uint16_t (&to)[kBytes / kSwizzledColumns][Config::kKeys][kSwizzledColumns], Interval live,
     const float* scales, float unit) {
   const float factor = 1 / unit;
@@ -221,7 +224,7 @@ __device__ __forceinline__ void widen_rows_of_piece(
 // scales: of the values, relative to `unit`; null: none.
 template <class Config, int kBytes, int kWarps = kLoaderWarps>
 __device__ __forceinline__ void widen_piece(
-    uint8_t (&piece)[Config::kKeys][Config::kRawBytes],
+    uint8_t (&piece)[Config::kKeys][Config::Raw::kRowBytes],
     uint16_t (&to)[kBytes / kSwizzledColumns][Config::kKeys][kSwizzledColumns], Interval live = {},
     const float* scales = nullptr, float unit = 1) {
   const bool all_live = !Config::kBoxes || (live.begin <= 0 && live.end >= Config::kKeys);
@@ -240,7 +243,7 @@ __device__ __forceinline__ void widen_piece(
 template <class Config, int kDim>
 __device__ __forceinline__ void copy_piece(const char* const (&places)[Config::kKeys], bool whole,
                                            int live_dim,
-                                           uint8_t (&to)[Config::kKeys][Config::kRawBytes]) {
+                                           uint8_t (&to)[Config::kKeys][Config::Raw::kRowBytes]) {
   copy_rows<Config::kKeys, kDim, kDim, 16 * kRowLanes<kDim>>(
       places, whole, live_dim, [&](int row, int chunk) { return raw_chunk(to, kDim, row, chunk); });
 }
@@ -252,7 +255,7 @@ __device__ void widen_rows(const PrefillParams& params, typename Config::SharedM
   const AttentionParams& attention = params.attention;
   Ring<Config::kStages> stages;
   Ring<Config::kQueryStages> q;
-  Ring<Config::kPieces> to;          // of the next copy; behind it, the oldest piece
+  Ring<Config::Raw::kPieces> to;     // of the next copy; behind it, the oldest piece
   Ring<Config::kPlaceSlots> places;  // of the key tile to copy
   int begun;                         // by that one
   const auto find_next = [&] {
@@ -281,7 +284,7 @@ __device__ void widen_rows(const PrefillParams& params, typename Config::SharedM
   };
   // When all have come here the oldest piece has landed, and the one before it was widened.
   const auto await_piece = [&] {
-    wait_copies<Config::kPieces - 2>();
+    wait_copies<Config::Raw::kPieces - 2>();
     loaders_meet();
   };
 

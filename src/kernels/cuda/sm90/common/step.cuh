@@ -3,13 +3,23 @@
 // them.
 #pragma once
 
-#include "kernels/cuda/sm90/prefill/mainloop.cuh"
-#include "kernels/cuda/sm90/prefill/pair.cuh"
-#include "kernels/cuda/sm90/prefill/segments.cuh"
-#include "kernels/cuda/sm90/prefill/softmax_exponents.cuh"
-#include "kernels/cuda/sm90/prefill/softmax_in_place.cuh"
+#include "kernels/cuda/sm90/common/pair.cuh"
+#include "kernels/cuda/sm90/common/products.cuh"
+#include "kernels/cuda/sm90/common/segments.cuh"
+#include "kernels/cuda/sm90/common/softmax_exponents.cuh"
+#include "kernels/cuda/sm90/common/softmax_in_place.cuh"
 
 namespace fovea::kernels::cuda {
+
+// V has a ring position of its own, not that of the key tile before.
+template <class Config>
+constexpr bool kOwnValueRing = Config::kInPlace || Config::kPairs;
+// Queries are released after the loop over key tiles.
+template <class Config>
+constexpr bool kQueriesBehindLoop = Config::kConsumers == 3;
+// Registers hold one row tile at a time: the next one begins when the last values have arrived.
+template <class Config>
+constexpr bool kTight = Config::kConsumerRegisters < 160;
 
 __device__ __forceinline__ void release(TransactionBarrier& empty) {
   if (elect_lane()) empty.arrive();
@@ -123,7 +133,7 @@ __device__ __forceinline__ void release_queries(typename Config::SharedMemory& s
 template <class Config>
 __device__ __forceinline__ Ring<Config::kStages> due_values(const Ring<Config::kKeyStages>& k,
                                                             const Ring<Config::kStages>& v) {
-  if constexpr (Config::kOwnValueRing) {
+  if constexpr (kOwnValueRing<Config>) {
     return v;
   } else {
     return k.previous();
@@ -147,11 +157,11 @@ __device__ __forceinline__ void end_products(const PrefillParams& params,
     if constexpr (!Config::kAlone) finish_values<Config>(shared, v.stage, acc);
     products_landed(acc.scores);
   }
-  if (!Config::kQueriesBehindLoop && block == tile.block_begin && closes<Config>(tile)) {
+  if (!kQueriesBehindLoop<Config> && block == tile.block_begin && closes<Config>(tile)) {
     release_queries<Config>(shared, consumer, q_stage);
   }
   k.advance();
-  if constexpr (Config::kOwnValueRing) values.advance();
+  if constexpr (kOwnValueRing<Config>) values.advance();
 }
 
 // Scores of key tile `block`, values of the one after it, which was the row tile's first if kFirst.

@@ -3,8 +3,8 @@
 // consumers: for the key tiles that some rows see and others do not.
 #pragma once
 
-#include "kernels/cuda/sm90/prefill/config.cuh"
-#include "kernels/cuda/sm90/prefill/custom_masks.cuh"
+#include "kernels/cuda/sm90/common/custom_masks.cuh"
+#include "kernels/cuda/sm90/common/slots.cuh"
 
 namespace fovea::kernels::cuda {
 

@@ -5,9 +5,13 @@
 #pragma once
 
 #include "kernels/cuda/common/wgmma.cuh"
-#include "kernels/cuda/sm90/prefill/softmax.cuh"
+#include "kernels/cuda/sm90/common/softmax.cuh"
 
 namespace fovea::kernels::cuda {
+
+// Keys of the smallest product of the first key tile of a row tile.
+template <class Config>
+constexpr int kGrain = Config::kKeys % 32 == 0 ? 32 : Config::kKeys;
 
 template <class Config>
 __device__ __forceinline__ void load_queries(typename Config::SharedMemory& shared, int consumer,
@@ -86,8 +90,8 @@ __device__ __forceinline__ void start_first_values(const typename Config::Shared
                                                    Accumulators<Config>& acc) {
   if constexpr (kFrom < Config::kKeys) {
     if (kFrom == 0 || uniform(columns > kFrom)) {
-      start_values<Config, kFrom, kFrom + Config::kGrain>(shared, stage, kFrom > 0, acc);
-      start_first_values<Config, kFrom + Config::kGrain>(shared, stage, columns, acc);
+      start_values<Config, kFrom, kFrom + kGrain<Config>>(shared, stage, kFrom > 0, acc);
+      start_first_values<Config, kFrom + kGrain<Config>>(shared, stage, columns, acc);
     }
   }
 }

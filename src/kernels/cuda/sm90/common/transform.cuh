@@ -3,8 +3,8 @@
 #pragma once
 
 #include "kernels/cuda/common/near_cap.cuh"
-#include "kernels/cuda/sm90/prefill/masks.cuh"
-#include "kernels/cuda/sm90/prefill/scores.cuh"
+#include "kernels/cuda/sm90/common/hide_keys.cuh"
+#include "kernels/cuda/sm90/common/row_tile.cuh"
 
 namespace fovea::kernels::cuda {
 

@@ -2,9 +2,8 @@
 // What the roles of a Hopper prefill block hand each other in shared memory, operands apart.
 #pragma once
 
-#include "kernels/cuda/common/conditional.cuh"
+#include "kernels/cuda/sm90/common/axes.cuh"
 #include "kernels/cuda/sm90/common/segment_sums.cuh"
-#include "kernels/cuda/sm90/common/work_tile.cuh"
 
 namespace fovea::kernels::cuda {
 
@@ -52,11 +51,6 @@ template <int kConsumers>
 struct StoreMemory {
   TransactionBarrier full[kConsumers], empty[kConsumers];
 };
-// Of the key tiles whose rows are found: whether all keys are the request's.
-template <int kPlaceSlots>
-struct WholeTiles {
-  bool at[kPlaceSlots];
-};
 // Which keys of a key tile a consumer's tokens see, as bits that a producer warp finds.
 template <int kConsumers, int kWords>
 struct MaskMemory {
@@ -64,18 +58,38 @@ struct MaskMemory {
   TransactionBarrier full[kConsumers], empty[kConsumers];
 };
 
-// A key tile over pages of one token, for those who gather its rows.
-struct TokenTile {
-  const char* k;  // the row in page 0; null: there is no further key tile
-  const char* v;
-  Interval live;  // keys to be read, from the tile's first
-};
-constexpr int kTokenSlots = 8;
-template <int kKeys>
-struct TokenMemory {
-  alignas(16) int32_t pages[kTokenSlots][kKeys];
-  TokenTile tiles[kTokenSlots];
-  TransactionBarrier full[kTokenSlots], empty[kTokenSlots];
-};
+// Warps that take tiles and copy boxes read the list and the page table before they wait for the
+// previous kernel.
+template <class Config>
+constexpr bool kReadsAhead = !Config::kRows && !Config::kSegments;
+
+// The warp that takes tiles finds the keys of each token. Otherwise consumers do so at the end of a
+// row tile, when all of them wait.
+template <class Config>
+constexpr bool kFindsKeys = Config::kConsumers == 3 && !Config::kNarrow;
+
+// For a warp that has read ahead and is about to read what the kernel before may have written.
+__device__ __forceinline__ void await_inputs(const PrefillParams& params) {
+  if (!params.beside) wait_for_previous_kernel();
+}
+
+// The request of a slot, with all of its keys.
+template <class Config>
+__device__ __forceinline__ RequestView slot_view(const TileSlot& slot) {
+  const WorkTile& work = slot.work;
+  int32_t keys = work.kv_len;
+  if constexpr (Config::kParts) keys = static_cast<const PartSlot&>(slot).request_keys;
+  return {work.request, work.q_begin, work.q_len, keys};
+}
+
+// Of the hidden key tiles the last becomes the one below them all; others stay what they are.
+template <class Config>
+__device__ __forceinline__ int pass_hidden(const TileSlot& slot, int block) {
+  if constexpr (Config::kSkips) {
+    const Interval hidden = static_cast<const SkipSlot&>(slot).hidden;
+    if (block == hidden.end - 1) return hidden.begin - 1;
+  }
+  return block;
+}
 
 }  // namespace fovea::kernels::cuda

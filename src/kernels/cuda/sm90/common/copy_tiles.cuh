@@ -3,9 +3,9 @@
 // of K and one those of V. What the copy engine cannot bring is in load_rows.cuh and transpose.cuh.
 #pragma once
 
+#include "kernels/cuda/sm90/common/find_masks.cuh"
 #include "kernels/cuda/sm90/common/load_boxes.cuh"
-#include "kernels/cuda/sm90/prefill/find_masks.cuh"
-#include "kernels/cuda/sm90/prefill/take_tiles.cuh"
+#include "kernels/cuda/sm90/common/tile_taker.cuh"
 
 namespace fovea::kernels::cuda {
 
@@ -74,7 +74,7 @@ __device__ void take_tiles(const PrefillParams& params, typename Config::SharedM
     const WorkTile& tile = taker.take();
     if (tile.request < 0) break;
     if constexpr (!Config::kQueryRing) {
-      if (Config::kReadsAhead && !params.keys_last) await_inputs(params);
+      if (kReadsAhead<Config> && !params.keys_last) await_inputs(params);
       load_queries_boxes<Config>(params, shared, tile, q);
     }
     taker.claim_next();
@@ -107,7 +107,7 @@ __device__ void copy_tiles(const PrefillParams& params, typename Config::SharedM
     };
     BoxPlace place = box_place<Config>(params, tile, end() - 1, lane);
     if constexpr (Config::kQueryRing && kOfKeys) load_query_stage<Config>(params, shared, tile, at);
-    if constexpr (Config::kReadsAhead) await_inputs(params);
+    if constexpr (kReadsAhead<Config>) await_inputs(params);
     for (int block = end() - 1; block >= tile.block_begin; --block) {
       // Read ahead: the page table's latency is that of half a key tile's products.
       block = pass_hidden<Config>(shared.tiles[slots.stage], block);

@@ -2,9 +2,10 @@
 // Rows of a consumer warpgroup, and what it keeps of them.
 #pragma once
 
+#include "kernels/cuda/common/conditional.cuh"
 #include "kernels/cuda/common/score_mod.cuh"
 #include "kernels/cuda/sm90/common/rows.cuh"
-#include "kernels/cuda/sm90/prefill/config.cuh"
+#include "kernels/cuda/sm90/common/slots.cuh"
 
 namespace fovea::kernels::cuda {
 
@@ -136,6 +137,14 @@ __device__ __forceinline__ Interval row_keys(const PrefillParams& params, const 
   return keys;
 }
 
+// Scales of fp8 caches: the position of those of the next key tile to weigh, and the unit of those
+// of values.
+template <class Config>
+struct ScaleState {
+  Ring<Config::kScaleSlots> scales;
+  float v_unit;
+};
+
 template <class Config>
 struct Accumulators {
   float out[Config::kHeadDimV / 2];
@@ -148,9 +157,7 @@ struct Accumulators {
   float base[2];   // power of two that weights are relative to
   float sum[2];    // of this thread's columns
   float added[2];  // kExponents: what the weights made last will add to it
-  // fp8 caches: scales of the next key tile to weigh, and what those of values are relative to.
-  Ring<Config::kScaleSlots> scales;
-  float v_unit;
+  [[no_unique_address]] Conditional<Config::kWiden, ScaleState<Config>, Nothing> fp8;
   uint32_t masks_phase = 0;  // general
 };
 

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "kernels/cuda/common/wgmma.cuh"
-#include "kernels/cuda/sm90/prefill/softmax.cuh"
+#include "kernels/cuda/sm90/common/softmax.cuh"
 
 namespace fovea::kernels::cuda {
 

@@ -4,7 +4,7 @@
 // request's, or have left its window, become zeros.
 #pragma once
 
-#include "kernels/cuda/sm90/prefill/load_rows.cuh"
+#include "kernels/cuda/sm90/prefill_gather/load_rows.cuh"
 
 namespace fovea::kernels::cuda {
 
@@ -44,15 +44,15 @@ __device__ __forceinline__ void copy_scales(const PrefillParams& params,
 // Where a piece lies, by the number of its barriers.
 template <class Config>
 __device__ __forceinline__ int piece_of(int barrier) {
-  return barrier < Config::kPieces ? barrier : barrier - Config::kPieces;
+  return barrier < Config::Raw::kPieces ? barrier : barrier - Config::Raw::kPieces;
 }
 // The barriers of the piece that lay there before.
 template <class Config>
-__device__ __forceinline__ Ring<Config::kPieceBarriers> piece_before(
-    const Ring<Config::kPieceBarriers>& at) {
-  const int stage = at.stage - Config::kPieces;
+__device__ __forceinline__ Ring<Config::Raw::kBarriers> piece_before(
+    const Ring<Config::Raw::kBarriers>& at) {
+  const int stage = at.stage - Config::Raw::kPieces;
   if (stage >= 0) return {stage, at.phase};
-  return {stage + Config::kPieceBarriers, at.phase ^ 1};
+  return {stage + Config::Raw::kBarriers, at.phase ^ 1};
 }
 
 // Warp 1: takes tiles and starts their boxes.
@@ -65,7 +65,7 @@ __device__ void load_raw(const PrefillParams& params, typename Config::SharedMem
   TileTaker<Config> taker{params, shared};
   Ring<Config::kPlaceSlots> places;
   Ring<Config::kScaleSlots> scales;
-  Ring<Config::kPieceBarriers> pieces;
+  Ring<Config::Raw::kBarriers> pieces;
   [[maybe_unused]] uint32_t masks_phase = 0;
   const auto load_piece = [&](const TensorMap& map, const WorkTile& tile, int block,
                               const BoxPlace& place) {
@@ -121,7 +121,7 @@ template <class Config, bool kOfKeys, bool kOfValues>
 __device__ void widen_boxes(const PrefillParams& params, typename Config::SharedMemory& shared) {
   Ring<Config::kStages> stages;
   Ring<Config::kQueryStages> q;
-  Ring<Config::kPieceBarriers> pieces;
+  Ring<Config::Raw::kBarriers> pieces;
   Ring<Config::kPlaceSlots> places;
   Ring<Config::kScaleSlots> scales;
   Interval live = {};  // keys of the request, from the key tile's first
@@ -129,7 +129,7 @@ __device__ void widen_boxes(const PrefillParams& params, typename Config::Shared
   float unit = 1;
   const auto widen_next = [&](auto& to, TransactionBarrier& full, TransactionBarrier& empty,
                               const float* factors) {
-    constexpr int kWarps = kOfKeys ? kLoaderWarps : Config::kValueWarps;
+    constexpr int kWarps = kOfKeys ? kLoaderWarps : kValueWarps<Config>;
     shared.raw_full[pieces.stage].wait(pieces.phase);
     empty.wait(stages.phase ^ 1);
     widen_piece<Config, Config::kHeadDim, kWarps>(shared.raw[piece_of<Config>(pieces.stage)], to,

@@ -2,9 +2,9 @@
 // Row tiles: taken from the list by a producer warp, with what their rows see of the keys.
 #pragma once
 
+#include "kernels/cuda/sm90/common/pair.cuh"
+#include "kernels/cuda/sm90/common/slots.cuh"
 #include "kernels/cuda/sm90/common/work_list.cuh"
-#include "kernels/cuda/sm90/prefill/pair.cuh"
-#include "kernels/cuda/sm90/prefill/parts.cuh"
 
 namespace fovea::kernels::cuda {
 
@@ -68,10 +68,10 @@ __device__ RowsView rows_view(const PrefillParams& params, const typename Config
   const int seen = end - (work.block_end - 1) * Config::kKeys;
   if constexpr (Config::kOwnEnds) {
     const int least = 1 - (work.block_end - 1 - work.block_begin) * Config::kKeys;
-    rows.columns = min((max(seen, least) + Config::kGrain - 1) & -Config::kGrain, Config::kKeys);
+    rows.columns = min((max(seen, least) + kGrain<Config> - 1) & -kGrain<Config>, Config::kKeys);
   } else {
     rows.columns =
-        min((max(seen, 1) + Config::kGrain - 1) / Config::kGrain * Config::kGrain, Config::kKeys);
+        min((max(seen, 1) + kGrain<Config> - 1) / kGrain<Config> * kGrain<Config>, Config::kKeys);
   }
   return rows;
 }
@@ -171,7 +171,7 @@ struct TileTaker {
     }
     __syncwarp();
     const bool more = work.request >= 0;
-    if constexpr (Config::kFindsKeys) {
+    if constexpr (kFindsKeys<Config>) {
       if (more) find_keys(slot);
     }
     if constexpr (Config::kMasked) {
@@ -188,7 +188,7 @@ struct TileTaker {
   // Behind take(), if there was a tile. Blocks that begin early wait: they would have more than
   // their share.
   __device__ __forceinline__ void claim_next() {
-    if constexpr (Config::kReadsAhead) await_inputs(params);
+    if constexpr (kReadsAhead<Config>) await_inputs(params);
     if constexpr (Config::kParts) {
       ++n;
     } else if (!Config::kPairs || cluster_rank() == 0) {
@@ -199,7 +199,7 @@ struct TileTaker {
   }
 
   __device__ __forceinline__ void finish() {
-    if constexpr (Config::kReadsAhead) await_inputs(params);
+    if constexpr (kReadsAhead<Config>) await_inputs(params);
     // The last block to run out of work leaves the counters as it found them.
     if (!Config::kParts && threadIdx.x % 32 == 0 &&
         atomicAdd(&params.order->finished, 1) == static_cast<int>(gridDim.x) - 1) {

@@ -3,11 +3,25 @@
 #pragma once
 
 #include "kernels/cuda/common/wgmma.cuh"
-#include "kernels/cuda/sm90/prefill/fp8.cuh"
-#include "kernels/cuda/sm90/prefill/masks.cuh"
-#include "kernels/cuda/sm90/prefill/transform.cuh"
+#include "kernels/cuda/sm90/common/fp8.cuh"
+#include "kernels/cuda/sm90/common/hide_keys.cuh"
+#include "kernels/cuda/sm90/common/transform.cuh"
 
 namespace fovea::kernels::cuda {
+
+// Weights of a row are relative to 2^-kBias of its largest score in its first key tile. The row
+// keeps this base while a thread's weights of a key tile add up to at most kMaxSum, so that most
+// key tiles need no maximum. f16 and e4m3 weights stay finite.
+template <class Config>
+constexpr float kBias = Config::kNarrow ? 3 : 0;
+template <class Config>
+constexpr float kMaxSum = Config::kNarrow ? 448 : 4096;
+// Sums lag behind weights, so that additions need not wait for powers.
+template <class Config>
+constexpr bool kWeighsAhead = Config::kConsumers == 3 && !Config::kNarrow;
+// Values are still being multiplied into out when a row is found to have outgrown its base.
+template <class Config>
+constexpr bool kShrinksLater = Config::kAlone || Config::kInPlace;
 
 // The base that the largest of the row's scaled scores of the key tile asks for, at least `before`.
 template <class Config>
@@ -20,7 +34,7 @@ __device__ __forceinline__ float largest_base(int half, float before, float fact
   }
   most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
   most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-  return fmaxf(before, most * factor - Config::kBias);
+  return fmaxf(before, most * factor - kBias<Config>);
 }
 
 template <class Config>
@@ -37,7 +51,7 @@ __device__ __forceinline__ float first_base(const RowTile& tile, int half,
 // Whether a row's weights, of which a thread's sum is given, have outgrown its base.
 template <class Config>
 __device__ __forceinline__ bool has_outgrown(const RowTile& tile, float sum) {
-  return !(sum <= Config::kMostSum) && !(Config::kCaps && tile.bounded);
+  return !(sum <= kMaxSum<Config>)&&!(Config::kCaps && tile.bounded);
 }
 
 // Of a row tile's first key tile.
@@ -113,9 +127,9 @@ __device__ __forceinline__ void raise_bases(const float (&factor)[2], const bool
     // Rounded, not contracted with the addition that follows: the same bits wherever that stands.
     acc.sum[half] =
         Config::kSegments ? __fmul_rn(acc.sum[half], rescale[half]) : acc.sum[half] * rescale[half];
-    if constexpr (Config::kShrinksLater) acc.rescale[half] = rescale[half];
+    if constexpr (kShrinksLater<Config>) acc.rescale[half] = rescale[half];
   }
-  if constexpr (!Config::kShrinksLater) shrink_out<Config>(rescale, acc);
+  if constexpr (!kShrinksLater<Config>) shrink_out<Config>(rescale, acc);
 }
 
 // Two weights of a row to where the products read them. e4m3: with the two before, of 8 keys less.
@@ -206,9 +220,9 @@ __device__ __forceinline__ void softmax(const PrefillParams& params, const RowTi
   for (bool raised = false;; raised = true) {
     float total[2][2] = {};
     float held[2][2];
-    if constexpr (Config::kWeighsAhead) weigh_ahead<Config>(factor, total, acc);
+    if constexpr (kWeighsAhead<Config>) weigh_ahead<Config>(factor, total, acc);
 #pragma unroll
-    for (int i = 0; i < (Config::kWeighsAhead ? 0 : Config::kKeys / 4); ++i) {
+    for (int i = 0; i < (kWeighsAhead<Config> ? 0 : Config::kKeys / 4); ++i) {
       if (i % 2 >= kHalves) {
         acc.next_weights[i] = 0;
         continue;
@@ -250,21 +264,49 @@ __device__ __forceinline__ void take_next_weights(Accumulators<Config>& acc) {
   }
 }
 
+// Returns the scales of the key tile to weigh: those of K, then of V.
+template <class Config>
+__device__ __forceinline__ const auto& tile_scales(const typename Config::SharedMemory& shared,
+                                                   const Accumulators<Config>& acc) {
+  if constexpr (Config::kWiden) {
+    return shared.scales[acc.fp8.scales.stage];
+  } else {
+    return shared;  // not used
+  }
+}
+
+// Multiplies packed weights by the scales of their values, unless the values have been multiplied.
+template <class Config>
+__device__ __forceinline__ void scale_values(const typename Config::SharedMemory& shared,
+                                             const float* scales, Accumulators<Config>& acc) {
+  const float unit = tile_unit<Config>(shared, acc.fp8.scales.stage, acc.fp8.v_unit);
+  const float factor = acc.fp8.v_unit / unit;
+  if (unit != acc.fp8.v_unit) shrink_out<Config>({factor, factor}, acc);
+  acc.fp8.v_unit = unit;
+  if constexpr (!Config::kWidensApart) {
+    scale_packed<Config>(scales, unit, acc.weights);
+  }
+}
+
 // Landed scores of a key tile to weights: those of a row tile's first in place, the others packed.
 template <class Config, bool kFirst>
 __device__ __forceinline__ void weigh_scores(const PrefillParams& params,
                                              typename Config::SharedMemory& shared,
                                              const RowTile& tile, int consumer, int block,
                                              Accumulators<Config>& acc) {
-  const auto& scales = shared.scales[acc.scales.stage];  // of K, of V
+  [[maybe_unused]] const auto& scales = tile_scales<Config>(shared, acc);
   const bool scaled = Config::kWiden && keys_have_scales(params);
-  if (scaled) scale_keys<Config>(scales[0], acc.scores);
+  if constexpr (Config::kWiden) {
+    if (scaled) scale_keys<Config>(scales[0], acc.scores);
+  }
   const bool inner = transform_scores<Config, !kFirst>(params, tile, consumer, block, acc);
   mask_scores<Config>(params, shared, tile, consumer, block, acc);
   release_mask<Config>(params, shared, tile, consumer, block, acc);
   if constexpr (kFirst) {
     first_softmax<Config>(tile, acc);
-    if (scaled) acc.v_unit = tile_unit<Config>(shared, acc.scales.stage, 0);
+    if constexpr (Config::kWiden) {
+      if (scaled) acc.fp8.v_unit = tile_unit<Config>(shared, acc.fp8.scales.stage, 0);
+    }
   } else {
     if (Config::kAlone && uniform(tile.slot->work.q_len << params.heads_shift <= 8)) {
       softmax<Config, 1>(params, tile, inner, acc);
@@ -272,16 +314,10 @@ __device__ __forceinline__ void weigh_scores(const PrefillParams& params,
       softmax<Config, 2>(params, tile, inner, acc);
     }
     if constexpr (Config::kWiden) {
-      if (scaled) {
-        const float unit = tile_unit<Config>(shared, acc.scales.stage, acc.v_unit);
-        const float factor = acc.v_unit / unit;
-        if (unit != acc.v_unit) shrink_out<Config>({factor, factor}, acc);
-        acc.v_unit = unit;
-        if constexpr (!Config::kWidensApart) scale_packed<Config>(scales[1], unit, acc.weights);
-      }
+      if (scaled) scale_values<Config>(shared, scales[1], acc);
     }
   }
-  if constexpr (Config::kWiden) acc.scales.advance();
+  if constexpr (Config::kWiden) acc.fp8.scales.advance();
 }
 
 // The weights of a row tile's first key tile.
@@ -297,9 +333,10 @@ __device__ __forceinline__ void pack_weights(const PrefillParams& params,
       acc.weights[i] = pack<Config::kMath>(acc.scores[2 * i], acc.scores[2 * i + 1]);
     }
   }
-  if constexpr (Config::kWiden && !Config::kWidensApart) {
-    if (keys_have_scales(params)) {
-      scale_packed<Config>(shared.scales[acc.scales.previous().stage][1], acc.v_unit, acc.weights);
+  if constexpr (Config::kWiden) {
+    if (!Config::kWidensApart && keys_have_scales(params)) {
+      scale_packed<Config>(shared.scales[acc.fp8.scales.previous().stage][1], acc.fp8.v_unit,
+                           acc.weights);
     }
   }
 }
