@@ -305,7 +305,7 @@ TEST_P(Planners, PrefillCutsTilesOfFewRowsIntoSegments) {
                    .token_bytes = 512,
                    .segments = {.tiles = tile_segments.data(), .stored = stored.data()},
                    .segment_keys = kSegment,
-                   .most_partials = kRoom,
+                   .max_partials = kRoom,
                    .blocks = 132},
                   {},
                   0},

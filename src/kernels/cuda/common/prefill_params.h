@@ -67,7 +67,7 @@ struct PrefillOrderParams {
   // If keys are summed in segments:
   SegmentBuffers segments;
   int32_t segment_keys;
-  int32_t most_partials;  // (token, segment) pairs
+  int32_t max_partials;  // (token, segment) pairs
   int32_t blocks;         // blocks of the launches that follow
 };
 
@@ -86,12 +86,12 @@ struct alignas(64) PrefillParams {
   int32_t heads_shift;
   // The preceding kernel holds other SMs, and this one does not need its results. Blocks start as
   // SMs become idle, and block 0 exits only after that kernel.
-  int32_t beside;
+  int32_t concurrent;
   // The list and the page table are complete when the kernel starts, because an attention launched
   // before this one has waited for them.
-  int32_t list_settled;
+  int32_t list_written;
   // The keys of tokens that are older than the pass are complete too.
-  int32_t keys_settled;
+  int32_t keys_written;
   // The preceding kernel writes the keys, and all kernels before it were complete when it let this
   // one start.
   int32_t keys_last;

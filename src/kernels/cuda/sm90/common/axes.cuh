@@ -15,8 +15,8 @@ namespace fovea::kernels::cuda {
 //   boxes    as pages, fp8 values that threads widen to f16
 enum Loader : int { pages, rows, pairs, boxes, passing, tokens };
 
-// What becomes of a product before the softmax. Each feature costs registers, so variants without
-// it are faster.
+// Steps from a product to the softmax. Each feature costs registers, so variants without it are
+// faster.
 //   plain      a softmax over the keys of one interval per row
 //   exponents  as plain. Scores become exponents of weights while the values of the previous key
 //              tile are still being multiplied, and rows that have outgrown their base are found

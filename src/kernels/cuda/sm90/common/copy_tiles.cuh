@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The producer: one warp takes tiles from the list and starts the copies of q in boxes, one those
-// of K and one those of V. What the copy engine cannot bring is in load_rows.cuh and transpose.cuh.
+// Producer warps of boxes: one takes row tiles and copies q, one copies K and one copies V.
 #pragma once
 
 #include "kernels/cuda/sm90/common/find_masks.cuh"
@@ -9,7 +8,7 @@
 
 namespace fovea::kernels::cuda {
 
-// So that no first box waits for its map.
+// Fetches tensor maps before the first box needs them.
 template <class Config>
 __device__ __forceinline__ void prefetch_maps(const PrefillParams& params) {
   prefetch_tensor_map(params.q);
@@ -19,7 +18,7 @@ __device__ __forceinline__ void prefetch_maps(const PrefillParams& params) {
   if (params.shared_blocks > 0) prefetch_tensor_map(params.shared_k);
 }
 
-// Queries of a row tile, a lane for those of a consumer. A warp.
+// Copies the queries of a row tile; a lane copies those of a consumer. A warp calls it.
 template <class Config>
 __device__ __forceinline__ void load_queries_boxes(const PrefillParams& params,
                                                    typename Config::SharedMemory& shared,
@@ -41,7 +40,7 @@ __device__ __forceinline__ void load_queries_boxes(const PrefillParams& params,
   q.advance();
 }
 
-// The same through a stage of keys. A warp.
+// Copies the queries of a row tile through a stage of keys. A warp calls it.
 template <class Config>
 __device__ __forceinline__ void load_query_stage(const PrefillParams& params,
                                                  typename Config::SharedMemory& shared,
@@ -64,8 +63,8 @@ __device__ __forceinline__ void load_query_stage(const PrefillParams& params,
   at.advance();
 }
 
-// Runs ahead of the copies, so that the chain of loads behind a tile is hidden; and a tile ahead
-// with the queries: 2 to 5 % (H200, 2026-11-22).
+// Takes row tiles before the copies need them, which hides the chain of loads of a tile, and copies
+// the queries of the next one. A warp runs it.
 template <class Config>
 __device__ void take_tiles(const PrefillParams& params, typename Config::SharedMemory& shared) {
   TileTaker<Config> taker{params, shared};
@@ -82,17 +81,14 @@ __device__ void take_tiles(const PrefillParams& params, typename Config::SharedM
   taker.finish();
 }
 
-// Copies K, V or both, key tile by key tile; both only where V is transposed on its way. A warp. K
-// and V have one each, as lanes start their boxes one after the other: 2 to 3 % faster than one
-// warp for both over pages of 64, 26 % over pages of 16 (H200, 2026-11-22). Where no warp is idle
-// that of V finds masks.
+// Copies K, V or both, key tile by key tile; both only if V is transposed afterwards. Otherwise K
+// and V have a warp each, as lanes start their boxes one after the other. If no warp is idle, the
+// one that copies V finds masks.
 template <class Config, bool kOfKeys, bool kOfValues>
 __device__ void copy_tiles(const PrefillParams& params, typename Config::SharedMemory& shared) {
   const int lane = threadIdx.x % 32;
-  // Beside decode, which streams through the L2, keys would have to be fetched again for every row
-  // tile: 2 prompts of 4k beside 64 decodes at 8k took 750 to 1030 us, now 733 to 741 (H200,
-  // 2026-11-22).
-  const uint64_t policy = params.beside ? kEvictLast : kEvictNormal;
+  // A concurrent decode streams through the L2, and keys would be fetched again for every row tile.
+  const uint64_t policy = params.concurrent ? kEvictLast : kEvictNormal;
   Ring<kTileSlots> slots;
   Ring<kOfKeys ? Config::kKeyStages : Config::kStages> at;
   constexpr bool kFinds = kOfValues && Config::kMasked && !Config::kFindsApart;
@@ -109,7 +105,7 @@ __device__ void copy_tiles(const PrefillParams& params, typename Config::SharedM
     if constexpr (Config::kQueryRing && kOfKeys) load_query_stage<Config>(params, shared, tile, at);
     if constexpr (kReadsAhead<Config>) await_inputs(params);
     for (int block = end() - 1; block >= tile.block_begin; --block) {
-      // Read ahead: the page table's latency is that of half a key tile's products.
+      // Prefetched: the latency of the page table is that of half a key tile's products.
       block = pass_hidden<Config>(shared.tiles[slots.stage], block);
       const BoxPlace next = box_place<Config>(
           params, tile, pass_hidden<Config>(shared.tiles[slots.stage], block - 1), lane);

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Custom masks, a byte for each (token, key) pair, as bits: found key tile by key tile by a
-// producer warp.
+// Custom masks, a byte for each (token, key) pair, as bits that a producer warp finds key tile by
+// key tile.
 #pragma once
 
 #include "kernels/cuda/sm90/common/key_ranges.cuh"
 
 namespace fovea::kernels::cuda {
 
-// Of 32 keys from `first` on, those in the interval.
+// Both functions return a bit for each of 32 keys from `first` on: whether the key is 0 or later,
+// or lies in the interval.
 __device__ __forceinline__ uint32_t keys_from(int first) {
   return first <= 0 ? ~0u : first >= 32 ? 0 : ~0u << first;
 }
@@ -20,13 +21,13 @@ __device__ __forceinline__ const uint8_t* custom_row(const MaskParams& mask,
   return mask.custom + mask.custom_indptr[view.request] + static_cast<int64_t>(token) * view.kv_len;
 }
 
-// Bytes of a mask that a lane reads at once, where they are aligned.
+// Bytes of a mask that a lane reads at once if they are aligned.
 constexpr int kMaskChunk = 16;
 
-// A bit for each byte of a chunk that is not 0.
+// Returns a bit for each byte of a chunk that is not 0.
 __device__ __forceinline__ uint32_t shown_in(const uint4& bytes) {
   const uint32_t words[4] = {bytes.x, bytes.y, bytes.z, bytes.w};
-  uint32_t sums[2] = {};  // of 8 bytes, times 128
+  uint32_t sums[2] = {};  // bits of 8 bytes each, times 128
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const uint32_t shown = (((words[i] & 0x7f7f7f7f) + 0x7f7f7f7f) | words[i]) & 0x80808080;
@@ -36,7 +37,7 @@ __device__ __forceinline__ uint32_t shown_in(const uint4& bytes) {
 }
 
 // How a warp shares the rows of a custom mask: a lane takes a chunk of a row's part of a key tile.
-// Rows that begin within a chunk take one lane more.
+// Rows that begin within a chunk take one more lane.
 struct MaskLanes {
   int rows;  // at once
   int row, chunk;
@@ -52,8 +53,8 @@ __device__ __forceinline__ MaskLanes mask_lanes(const MaskParams& mask, const Re
   return {32 / kMore, lane / kMore, lane % kMore};
 }
 
-// As bits, a word for each chunk, what tokens [first, first + count) see of the keys from `start`
-// on. `ready()` is called before the first is written.
+// Writes what tokens [first, first + count) see of the keys from `start` on, as bits, a word for
+// each chunk. Calls ready() before the first word is written.
 template <int kChunks, typename Ready>
 __device__ __forceinline__ void find_shown(const MaskParams& mask, const RequestView& view,
                                            const MaskLanes& lanes, int first, int count, int start,
@@ -69,7 +70,7 @@ __device__ __forceinline__ void find_shown(const MaskParams& mask, const Request
   const auto within = [](const uint8_t* at) {
     return static_cast<int>(reinterpret_cast<uint64_t>(at) % kMaskChunk);
   };
-  bool cut = false;  // whether chunks reach beyond the request's mask
+  bool cut = false;  // chunks reach beyond the request's mask
 #pragma unroll 1
   for (int from = row; from - row < count; from += kLoads * at_once) {
     uint4 bytes[kLoads] = {};
@@ -90,7 +91,7 @@ __device__ __forceinline__ void find_shown(const MaskParams& mask, const Request
       if (n < count && stores) to[n][chunk] = static_cast<uint16_t>(bits);
     }
   }
-  // Both ends of what a token sees otherwise grow with the token.
+  // Both ends of what a token sees by its position grow with the token.
   const MaskParams only = interval_mask(mask);
   const int last = view.q_len - 1;
   const Interval all = visible_keys(only, view, min(first + count - 1, last), min(first, last));
@@ -114,7 +115,7 @@ __device__ __forceinline__ void find_shown(const MaskParams& mask, const Request
   }
 }
 
-// The masks of a row tile, as find_masks. A warp.
+// Finds the masks of a row tile, as find_masks() does. A warp calls it.
 template <class Config>
 __device__ __forceinline__ void find_custom_masks(const PrefillParams& params,
                                                   typename Config::SharedMemory& shared,

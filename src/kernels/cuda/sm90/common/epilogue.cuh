@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Accumulators to out and lse.
+// From accumulators to out and lse.
 #pragma once
 
 #include "kernels/cuda/sm90/common/parts.cuh"
@@ -8,7 +8,8 @@
 
 namespace fovea::kernels::cuda {
 
-// The factor of each of the thread's rows that turns sums into means, sink included; writes lse.
+// Finds the factor of each of the thread's rows that turns sums into means, sink included, and
+// stores lse.
 template <class Config>
 __device__ __forceinline__ void finish_rows(const PrefillParams& params, const WorkTile& work,
                                             int consumer, const Accumulators<Config>& acc,
@@ -37,7 +38,7 @@ __device__ __forceinline__ void finish_rows(const PrefillParams& params, const W
   }
 }
 
-// The same of a row tile, or of a part of one.
+// Does the same for a row tile or a part of one.
 template <class Config>
 __device__ __forceinline__ void finish_result(const PrefillParams& params, const TileSlot& slot,
                                               int consumer, const Accumulators<Config>& acc,
@@ -48,8 +49,8 @@ __device__ __forceinline__ void finish_result(const PrefillParams& params, const
   finish_rows<Config>(params, slot.work, consumer, acc, factor);
 }
 
-// The consumer's rows go to shared memory, and from there by the copy engine, under the next row
-// tile's products.
+// Stages the consumer's rows in shared memory. The copy engine stores them from there, under the
+// next row tile's products.
 template <class Config>
 __device__ __forceinline__ void store_staged(const PrefillParams& params,
                                              typename Config::SharedMemory& shared,
@@ -66,7 +67,7 @@ __device__ __forceinline__ void store_staged(const PrefillParams& params,
     auto& staged = shared.out[consumer][block % Config::kOutBlocks];
     if (block % Config::kOutBlocks == 0) {
       if (first_thread) wait_stores_read();
-      named_barrier_wait(8 + consumer, kWarpgroupThreads);
+      meet_consumer(consumer);
     }
 #pragma unroll
     for (int j = 0; j < 8; j += 2) {
@@ -81,7 +82,7 @@ __device__ __forceinline__ void store_staged(const PrefillParams& params,
     if ((block + 1) % Config::kOutBlocks != 0 && block + 1 < Config::kHeadDimV / kSwizzledColumns)
       continue;
     fence_async_proxy();
-    named_barrier_wait(8 + consumer, kWarpgroupThreads);
+    meet_consumer(consumer);
 #pragma unroll
     for (int b = block / Config::kOutBlocks * Config::kOutBlocks; b <= block; ++b) {
       if (!whole) {
@@ -95,7 +96,7 @@ __device__ __forceinline__ void store_staged(const PrefillParams& params,
   }
 }
 
-// Puts columns [16 * step, 16 * step + 16) of the consumer's rows into shared memory.
+// Stages columns [16 * step, 16 * step + 16) of the consumer's rows.
 template <class Config>
 __device__ __forceinline__ void stage_columns(typename Config::SharedMemory& shared, int consumer,
                                               int step, const float (&factor)[2],
@@ -114,8 +115,8 @@ __device__ __forceinline__ void stage_columns(typename Config::SharedMemory& sha
                  piece);
 }
 
-// Four neighbouring lanes hold 2 columns each of every 8: after the exchange each holds 8 columns
-// of every 32, which it stores as 16 bytes.
+// Stores rows from registers. Four neighbouring lanes hold 2 columns each of every 8; after an
+// exchange each holds 8 columns of every 32, which it stores as 16 bytes.
 template <class Config>
 __device__ __forceinline__ void store_direct(const PrefillParams& params, const WorkTile& work,
                                              int consumer, const float (&factor)[2],

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Masks that no interval per row expresses, as bits that a producer warp finds ahead of the
-// consumers: for the key tiles that some rows see and others do not.
+// Masks that an interval per row cannot express, as bits: a producer warp finds them before the
+// consumers need them, for the key tiles that some rows see and others do not.
 #pragma once
 
 #include "kernels/cuda/sm90/common/custom_masks.cuh"
@@ -8,12 +8,12 @@
 
 namespace fovea::kernels::cuda {
 
-// How far the keys of a key tile stand from their index, if all of them do so alike.
+// The distance of a key tile's keys from their index, if it is the same for all of them.
 struct KeysMoved {
   bool alike;
   int by;
 };
-// By a warp.
+// A warp calls it.
 template <int kKeys>
 __device__ __forceinline__ KeysMoved keys_moved(const MaskParams& mask, const RequestView& view,
                                                 int start) {
@@ -29,7 +29,7 @@ __device__ __forceinline__ KeysMoved keys_moved(const MaskParams& mask, const Re
   return {__all_sync(~0u, alike) != 0, by};
 }
 
-// Of 32 keys from `first` on, those that stand at these positions.
+// Returns a bit for each of 32 keys from `first` on: whether it stands at one of these positions.
 __device__ inline uint32_t standing_bits(const MaskParams& mask, const RequestView& view,
                                          const KeysMoved& moved, const Interval& positions,
                                          int first) {
@@ -49,7 +49,7 @@ __device__ inline uint32_t standing_bits(const MaskParams& mask, const RequestVi
   return bits;
 }
 
-// Of 32 keys from `first` on, those that the token sees, unless a custom mask hides them.
+// Returns a bit for each of 32 keys from `first` on: whether the token sees it, custom masks aside.
 __device__ inline uint32_t seen_bits(const MaskParams& mask, const RequestView& view,
                                      const KeysMoved& moved, int token, int first) {
   uint32_t bits = interval_bits(visible_keys(interval_mask(mask), view, token, token), first);
@@ -83,8 +83,8 @@ __device__ inline uint32_t seen_bits(const MaskParams& mask, const RequestView& 
   return bits;
 }
 
-// Of 32 keys from `first` on, those that a custom mask shows the token. Its bytes are read eight at
-// a time, and only those of the request's mask.
+// Returns a bit for each of 32 keys from `first` on: whether a custom mask shows it to the token.
+// Reads eight bytes at a time, and only bytes of the request's mask.
 __device__ inline uint32_t shown_bits(const MaskParams& mask, const RequestView& view, int token,
                                       int first) {
   const uint8_t* at = custom_row(mask, view, token) + first;
@@ -102,8 +102,8 @@ __device__ inline uint32_t shown_bits(const MaskParams& mask, const RequestView&
   uint2 bytes[5];
 #pragma unroll
   for (int i = 0; i < 5; ++i) bytes[i] = i < count ? from[i] : uint2{};
-    // A bit for each byte that is not 0: of four the highest bits, brought side by side by a
-    // product.
+    // A product brings the highest bits of four bytes next to each other: one for each byte that is
+    // not 0.
 #pragma unroll
   for (int i = 9; i >= 0; --i) {
     const uint32_t word = i % 2 == 0 ? bytes[i / 2].x : bytes[i / 2].y;
@@ -114,8 +114,8 @@ __device__ inline uint32_t shown_bits(const MaskParams& mask, const RequestView&
   return __funnelshift_r(low, high, within);
 }
 
-// Finds which keys of a key tile the tokens of each consumer see, where consumers ask for it. A
-// warp. `phases`: a bit for each consumer.
+// Finds which keys of a key tile the tokens of each consumer see, if the consumer waits for its
+// mask. A warp calls it. `phases` has a bit for each consumer.
 template <class Config>
 __device__ __forceinline__ void find_masks(const PrefillParams& params,
                                            typename Config::SharedMemory& shared,
@@ -142,7 +142,7 @@ __device__ __forceinline__ void find_masks(const PrefillParams& params,
       uint32_t bits = seen_bits(mask, view, moved, token, first);
       if (mask.custom) bits &= shown_bits(mask, view, token, first);
       if constexpr (Config::kParts) bits &= interval_bits({work.key_begin, work.kv_len}, first);
-      // The first are found while the consumer still reads those of the last key tile.
+      // The first words are found while the consumer still reads those of the last key tile.
       if (i == lane) shared.masks.empty[consumer].wait(~phases >> consumer & 1);
       if (i < tokens * kWords) words[i] = bits;
     }
@@ -152,7 +152,7 @@ __device__ __forceinline__ void find_masks(const PrefillParams& params,
   }
 }
 
-// Calls visit(slot) for all row tiles. A warp.
+// Calls visit(slot) for each row tile. A warp calls it.
 template <class Config, typename Visit>
 __device__ __forceinline__ void for_each_tile(typename Config::SharedMemory& shared, Visit visit) {
   for (uint32_t n = 0;; ++n) {
@@ -165,13 +165,13 @@ __device__ __forceinline__ void for_each_tile(typename Config::SharedMemory& sha
   }
 }
 
-// The masks of all row tiles. A warp.
+// Finds the masks of all row tiles. A warp runs it.
 template <class Config>
 __device__ void find_all_masks(const PrefillParams& params, typename Config::SharedMemory& shared) {
   const MaskParams& mask = params.attention.batch.mask;
   uint32_t phases = 0;
   await_inputs(params);
-  // Not where consumers leave this warp fewer registers.
+  // Other variants leave this warp too few registers for it.
   if (!Config::kTransforms && !Config::kParts && mask.custom && !hides_by_position(mask)) {
     for_each_tile<Config>(shared, [&](const TileSlot& slot) {
       find_custom_masks<Config>(params, shared, slot, phases);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What fp8 asks of the consumers: bf16 queries of fp8 caches as f16, scales, weights of fp8
+// Requirements of fp8 on consumers: bf16 queries of fp8 caches as f16, scales, and weights of fp8
 // products.
 #pragma once
 
@@ -7,7 +7,7 @@
 
 namespace fovea::kernels::cuda {
 
-// 2^e <= x < 2^(e + 1), of 0 the least power; 1 for what has none.
+// Returns 2^e <= x < 2^(e + 1), the smallest power for 0, and 1 if there is none.
 __device__ __forceinline__ float power_of_two_below(float x) {
   const float power = __int_as_float(__float_as_int(x) & 0x7f800000);
   return power < infinity() ? fmaxf(power, 0x1p-126f) : 1.0f;
@@ -17,7 +17,7 @@ __device__ __forceinline__ float2 unpack_bf16(uint32_t two) {
   return {__int_as_float(two << 16), __int_as_float(two & 0xffff0000)};
 }
 
-// The warp's 16 bf16 query rows to f16, in place, relative to their q_unit.
+// Converts the warp's 16 bf16 query rows to f16, in place, relative to their q_unit.
 template <class Config>
 __device__ __forceinline__ void narrow_queries(typename Config::SharedMemory& shared, int consumer,
                                                int stage) {
@@ -50,16 +50,16 @@ __device__ __forceinline__ void narrow_queries(typename Config::SharedMemory& sh
   }
   if (lane % 2 == 0) shared.q_unit[consumer][row] = unit;
   fence_async_proxy();
-  named_barrier_wait(8 + consumer, kWarpgroupThreads);
+  meet_consumer(consumer);
 }
 
-// The scale that all keys of a head share, or 1.
+// Returns the scale that all keys of a head share, or 1.
 __device__ __forceinline__ float shared_scale(const KeyParams& keys, const float* scale,
                                               int kv_head) {
   return scale && keys.scale_slot_stride == 0 ? scale[kv_head * keys.scale_head_stride] : 1.0f;
 }
 
-// What sums of values are relative to.
+// Returns the unit of sums of values.
 template <class Config>
 __device__ __forceinline__ float value_unit(const AttentionParams& attention, const WorkTile& work,
                                             const Accumulators<Config>& acc) {
@@ -76,7 +76,7 @@ __device__ __forceinline__ bool keys_have_scales(const PrefillParams& params) {
   return params.attention.keys.scale_slot_stride != 0;
 }
 
-// Scales of two neighbouring keys.
+// Loads the scales of two neighbouring keys.
 __device__ __forceinline__ float2 load_scales(const float* scales) {
   return load_here(*reinterpret_cast<const float2*>(scales));
 }
@@ -88,9 +88,9 @@ __device__ __forceinline__ float query_scale(const PrefillParams& params, int64_
                            : 1.0f;
 }
 
-// Weights as left operand. A thread's scores of 16 keys are of keys 2t, 2t + 1, 2t + 8, 2t + 9 (t:
-// its place among four), a register of the operand holds those of 4t ... 4t + 3: so keys change
-// places, and transpose_values puts V's in the same order.
+// Packs weights as a left operand. A thread's scores of 16 keys belong to keys 2t, 2t + 1, 2t + 8
+// and 2t + 9, where t is its place among four; a register of the operand holds those of 4t to 4t +
+// 3. So keys change places, and transpose_values() puts those of V in the same order.
 template <int kKeys>
 __device__ __forceinline__ void pack_e4m3_weights(const float (&scores)[kKeys / 2],
                                                   uint32_t (&weights)[kKeys / 8]) {
@@ -102,7 +102,7 @@ __device__ __forceinline__ void pack_e4m3_weights(const float (&scores)[kKeys / 
   }
 }
 
-// Raw scores by the scales of their keys.
+// Multiplies raw scores by the scales of their keys.
 template <class Config>
 __device__ __forceinline__ void scale_keys(const float* scales,
                                            float (&scores)[Config::kKeys / 2]) {
@@ -116,8 +116,8 @@ __device__ __forceinline__ void scale_keys(const float* scales,
   }
 }
 
-// Power of two that scales of values are relative to, so that weights stay in the range of f16:
-// near the largest scale of the key tile, if that exceeds `before`'s.
+// Returns the unit of scales of values, a power of two that keeps weights in the range of f16: near
+// the largest scale of the key tile, if that exceeds `before`.
 template <class Config>
 __device__ __forceinline__ float values_unit(const float* scales, float before) {
   float most = 0;
@@ -126,7 +126,7 @@ __device__ __forceinline__ float values_unit(const float* scales, float before) 
   return before == 0 || most >= 2 * before ? power_of_two_below(most) : before;
 }
 
-// That of the key tile whose scales of values are given, in `slot`.
+// Returns the unit of the key tile whose scales of values are in `slot`.
 template <class Config>
 __device__ __forceinline__ float tile_unit(const typename Config::SharedMemory& shared, int slot,
                                            float before) {
@@ -134,7 +134,7 @@ __device__ __forceinline__ float tile_unit(const typename Config::SharedMemory& 
   return values_unit<Config>(shared.scales[slot][1], before);
 }
 
-// Packed weights by the scales of their values.
+// Multiplies packed weights by the scales of their values.
 template <class Config>
 __device__ __forceinline__ void scale_packed(const float* scales, float unit,
                                              uint32_t (&weights)[Config::kKeys / 4]) {
@@ -150,7 +150,7 @@ __device__ __forceinline__ void scale_packed(const float* scales, float unit,
   }
 }
 
-// The factors of the thread's rows; narrow_queries has come before.
+// Finds the factors of the thread's rows, after narrow_queries().
 template <class Config>
 __device__ __forceinline__ void scale_rows(const PrefillParams& params,
                                            const typename Config::SharedMemory& shared,

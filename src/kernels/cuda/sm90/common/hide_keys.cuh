@@ -33,8 +33,8 @@ __device__ __forceinline__ void hide_unseen(const PrefillParams& params,
   }
 }
 
-// Until the mask of a key tile is there, if it has one. Before its products are issued: in the
-// middle of a softmax the registers of a loop that waits are not there.
+// Waits for the mask of a key tile, if it has one. Called before its products are issued, because a
+// softmax has no registers for a loop that waits.
 template <class Config>
 __device__ __forceinline__ void await_mask(typename Config::SharedMemory& shared,
                                            const RowTile& tile, int consumer, int block,
@@ -44,7 +44,7 @@ __device__ __forceinline__ void await_mask(typename Config::SharedMemory& shared
   }
 }
 
-// The mask of a key tile is no longer needed.
+// Called when the mask of a key tile is no longer needed.
 template <class Config>
 __device__ __forceinline__ void release_mask(const PrefillParams& params,
                                              typename Config::SharedMemory& shared,
@@ -58,7 +58,7 @@ __device__ __forceinline__ void release_mask(const PrefillParams& params,
   }
 }
 
-// The keys that a row of the thread sees.
+// Returns the keys that a row of the thread sees.
 template <class Config>
 __device__ __forceinline__ Interval thread_keys(const PrefillParams& params, const RowTile& tile,
                                                 int consumer, int half) {
@@ -78,7 +78,7 @@ __device__ __forceinline__ void mask_scores(const PrefillParams& params,
                                             Accumulators<Config>& acc) {
   const int start = block * Config::kKeys;
   if constexpr (Config::kMasked) {
-    // The vote changes nothing but what the compiler knows: without it products were serialised
+    // The vote tells the compiler that the branch is uniform: otherwise it serialises products
     // (C7520).
     if (!uniform(is_open<Config>(tile, block))) hide_unseen<Config>(params, shared, consumer, acc);
     return;
@@ -93,7 +93,8 @@ __device__ __forceinline__ void mask_scores(const PrefillParams& params,
     const int token = thread_row(half, thread) >> params.heads_shift;
     end[half] = min(tile.open.end + token, tile.slot->work.kv_len) - column;
   }
-  // Three consumers gain nothing, and fp8 products have no registers for both ways.
+  // With three consumers the shorter way gains nothing, and fp8 products have no registers for both
+  // ways.
   if (Config::kConsumers == 3 || !from_begin) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Masks that no interval per row expresses, for all of a row tile's tokens: which keys some of them
-// see, which all of them see, and which key tiles between are hidden. Called by whole warps, which
-// read positions together.
+// Masks that an interval per row cannot express, for all tokens of a row tile: which keys some of
+// them see, which keys all of them see, and which key tiles between are hidden. Whole warps call
+// these functions and read positions together.
 #pragma once
 
 #include "kernels/cuda/sm90/common/work_tile.cuh"
 
 namespace fovea::kernels::cuda {
 
-// What of a mask intervals of keys express: window and chunk only where keys stand at their index.
+// Returns the part of a mask that intervals of keys express: window and chunk only if keys stand at
+// their index.
 __device__ inline MaskParams interval_mask(const MaskParams& mask) {
   MaskParams only = {};
   only.causal = mask.causal;
@@ -25,7 +26,8 @@ __device__ __forceinline__ bool hides_by_position(const MaskParams& mask) {
   return mask.positions && (mask.window > 0 || mask.chunk > 0);
 }
 
-// Calls visit(Interval) for each span that tokens [first, last] are in; positions are not given.
+// Calls visit(Interval) for each span that tokens [first, last] are in; for masks without
+// positions.
 template <typename Visit>
 __device__ __forceinline__ void for_each_span(const MaskParams& mask, const RequestView& view,
                                               int first, int last, Visit visit) {
@@ -37,7 +39,7 @@ __device__ __forceinline__ void for_each_span(const MaskParams& mask, const Requ
 
 constexpr int kNoEnd = 0x7fffffff;
 
-// Positions of the keys that the window and chunk of a token at this position reach.
+// Returns the positions of the keys that the window and chunk of a token at this position reach.
 __device__ inline Interval position_reach(const MaskParams& mask, int position) {
   Interval reach = {0, kNoEnd};
   if (mask.window > 0) reach.begin = max(0, position - mask.window + 1);
@@ -48,7 +50,7 @@ __device__ inline Interval position_reach(const MaskParams& mask, int position) 
   return reach;
 }
 
-// The same of all of tokens [first, last], and of any of them.
+// The positions that all of tokens [first, last] reach, and those that any of them reaches.
 struct Reaches {
   Interval all, any;
 };
@@ -65,8 +67,8 @@ __device__ inline Reaches position_reaches(const MaskParams& mask, const Request
   return {{high.begin, low.end}, {low.begin, high.end}};
 }
 
-// Of kScanned new keys from `key` on, those before `end`: a bit for each of the lane's, key + lane
-// + 32 * i, that stands within `reach`.
+// Returns a bit for each of the lane's new keys that stands within `reach`: key + lane + 32 * i, of
+// kScanned keys before `end`.
 constexpr int kScanned = 256;
 __device__ __forceinline__ uint32_t standing_within(const MaskParams& mask, const RequestView& view,
                                                     int key, int end, const Interval& reach) {
@@ -81,7 +83,7 @@ __device__ __forceinline__ uint32_t standing_within(const MaskParams& mask, cons
   return within;
 }
 
-// The first of new keys [key, end) that stands within `reach`, or `end`.
+// Returns the first of new keys [key, end) that stands within `reach`, or `end`.
 __device__ inline int first_within(const MaskParams& mask, const RequestView& view, int key,
                                    int end, const Interval& reach) {
 #pragma unroll 1
@@ -96,7 +98,7 @@ __device__ inline int first_within(const MaskParams& mask, const RequestView& vi
   return end;
 }
 
-// The least key from which on all new keys up to `end` stand within `reach`.
+// Returns the smallest key from which all new keys up to `end` stand within `reach`.
 __device__ inline int all_within_from(const MaskParams& mask, const RequestView& view, int end,
                                       const Interval& reach) {
 #pragma unroll 1
@@ -115,7 +117,7 @@ __device__ inline int all_within_from(const MaskParams& mask, const RequestView&
   return view.prefix();
 }
 
-// The end of the keys that some of tokens [first, last] may see.
+// Returns the end of the keys that some of tokens [first, last] may see.
 __device__ inline int keys_end(const MaskParams& mask, const RequestView& view, int first,
                                int last) {
   if (mask.positions && mask.spans) return view.kv_len;
@@ -125,8 +127,8 @@ __device__ inline int keys_end(const MaskParams& mask, const RequestView& view, 
   return end;
 }
 
-// Keys outside are hidden from all of tokens [first, last]. As visible_keys, which looks less
-// closely.
+// Returns an interval outside which keys are hidden from all of tokens [first, last]. It may be
+// smaller than that of visible_keys().
 __device__ inline Interval tile_keys(const MaskParams& mask, const RequestView& view, int first,
                                      int last) {
   Interval keys = {visible_keys(interval_mask(mask), view, first, last).begin,
@@ -137,7 +139,7 @@ __device__ inline Interval tile_keys(const MaskParams& mask, const RequestView& 
                   [&](const Interval& span) { keys.begin = min(keys.begin, span.begin); });
   } else if (hides_by_position(mask)) {
     const Interval any = position_reaches(mask, view, first, last).any;
-    // Old keys stand where they lie; new ones may stand anywhere.
+    // Old keys stand at their index; new ones may stand anywhere.
     const int old = max(keys.begin, any.begin);
     keys.begin = old < min(view.prefix(), any.end)
                      ? old
@@ -146,7 +148,7 @@ __device__ inline Interval tile_keys(const MaskParams& mask, const RequestView& 
   return keys;
 }
 
-// Keys that all of tokens [first, last] see: some of them.
+// Returns keys that all of tokens [first, last] see, not necessarily all of these.
 __device__ inline Interval open_keys(const MaskParams& mask, const RequestView& view, int first,
                                      int last) {
   if (mask.custom || (mask.positions && mask.item_prefix_lens)) return {};
@@ -170,8 +172,8 @@ __device__ inline Interval open_keys(const MaskParams& mask, const RequestView& 
   return keys;
 }
 
-// Of tokens [first, last] behind a common prefix: the keys between that and their items, which
-// nobody sees.
+// Returns the keys between a common prefix and the items of tokens [first, last], which no row
+// sees; the tokens lie after the prefix.
 __device__ inline Interval hidden_keys(const MaskParams& mask, const RequestView& view, int first,
                                        int last) {
   if (!mask.item_prefix_lens || mask.positions) return {};

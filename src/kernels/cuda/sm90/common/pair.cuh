@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Two blocks of a cluster that take neighbouring row tiles as one: each copies half of the columns
-// of K and V to both, so that L2 is read once. PTX ISA 8, sm_90.
+// of K and V to both, so that they are read from the L2 once. PTX ISA 8, sm_90.
 #pragma once
 
 #include "kernels/cuda/common/cluster.cuh"
@@ -8,7 +8,7 @@
 
 namespace fovea::kernels::cuda {
 
-// Until the other block has come as far. All threads.
+// Waits until the other block has come as far. All threads call it.
 template <class Config>
 __device__ __forceinline__ void meet_pair() {
   if constexpr (Config::kPairs) {

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parts of the keys of row tiles, as portable/plan lists them: of groups of requests with a prefix
-// in common, and of batches with few row tiles over many keys. Results are f32, in the places and
-// the order of rows of portable/attention, whose merge joins them; those of whole row tiles too
-// where f32_out says so.
+// The end of parts of the keys of row tiles, for groups of requests with a common prefix and for
+// batches with few row tiles over many keys. Results are f32, in the places and the order of rows
+// of portable/attention, whose merge joins them. Those of whole row tiles are f32 only if f32_out
+// says so.
 #pragma once
 
 #include "kernels/cuda/sm90/common/fp8.cuh"
 
 namespace fovea::kernels::cuda {
 
-// Where a row's result lies: in the part's slot or, of a whole row tile, in out and lse.
+// Returns the place of a row's result: in the part's slot, or in out and lse for a whole row tile.
 template <class Config>
 __device__ __forceinline__ int64_t place_of_row(const PrefillParams& params, const TileSlot& slot,
                                                 int consumer, int row) {
@@ -21,12 +21,12 @@ __device__ __forceinline__ int64_t place_of_row(const PrefillParams& params, con
          row_head(params, slot.work, row);
 }
 
-// Whether the item is a whole row tile whose result is what a row tile's is elsewhere.
+// Returns whether the item is a whole row tile whose result needs no merge.
 __device__ __forceinline__ bool is_final(const PrefillParams& params, const TileSlot& slot) {
   return static_cast<const PartSlot&>(slot).partial < 0 && !params.attention.f32_out;
 }
 
-// The factor of each of the thread's rows that turns sums into means; writes lse.
+// Finds the factor of each of the thread's rows that turns sums into means, and stores lse.
 template <class Config>
 __device__ __forceinline__ void finish_part(const PrefillParams& params, const TileSlot& slot,
                                             int consumer, const Accumulators<Config>& acc,
@@ -50,7 +50,7 @@ __device__ __forceinline__ void finish_part(const PrefillParams& params, const T
   }
 }
 
-// Four neighbouring lanes store 32 bytes of a row at a time, or 16.
+// Stores a part: four neighbouring lanes store 32 bytes of a row at a time, or 16.
 template <class Config>
 __device__ __forceinline__ void store_part(const PrefillParams& params, const TileSlot& slot,
                                            int consumer, const float (&factor)[2],

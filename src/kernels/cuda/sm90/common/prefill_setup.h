@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the Hopper prefill kernels ask of a layer: where its keys are, how they reach shared memory
-// and how they are summed.
+// Properties of a layer that decide which Hopper prefill kernels serve it: where its keys are, how
+// they reach shared memory and how they are summed.
 #pragma once
 
 #include <utility>

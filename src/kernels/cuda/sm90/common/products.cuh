@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One consumer warpgroup: 64 query rows over the key tiles of its row tile, from the last key to
-// the first. A step computes the scores of the next key tile while the values of the current one
-// are added; the step that ends a row tile already computes the first scores of the next row tile.
+// The products of a consumer warpgroup, and the operands that they read.
 #pragma once
 
 #include "kernels/cuda/common/wgmma.cuh"
@@ -9,7 +7,7 @@
 
 namespace fovea::kernels::cuda {
 
-// Keys of the smallest product of the first key tile of a row tile.
+// Keys of the smallest product of a row tile's first key tile.
 template <class Config>
 constexpr int kGrain = Config::kKeys % 32 == 0 ? 32 : Config::kKeys;
 
@@ -30,7 +28,8 @@ __device__ __forceinline__ void load_queries(typename Config::SharedMemory& shar
   }
 }
 
-// Rows that copies of threads brought are made visible to the tensor cores by who reads them.
+// Waits for keys. Rows that threads have copied become visible to the tensor cores by a fence of
+// their reader.
 template <class Config>
 __device__ __forceinline__ void await_keys(TransactionBarrier& full, uint32_t phase) {
   full.wait(phase);
@@ -42,8 +41,7 @@ template <class Config>
 __device__ __forceinline__ void start_scores(typename Config::SharedMemory& shared, int consumer,
                                              int q_stage, int stage, Accumulators<Config>& acc) {
   const uint64_t k = rows_descriptor(shared_address(shared.k[stage]));
-  // Opaque: else the compiler keeps the descriptors of all steps in registers, 32 of them for head
-  // dim 256.
+  // Opaque: otherwise the compiler keeps the descriptors of all steps in registers.
   const uint64_t q =
       rows_descriptor(opaque(shared_address(Config::queries(shared, q_stage, consumer))));
 #pragma unroll
@@ -96,13 +94,13 @@ __device__ __forceinline__ void start_first_values(const typename Config::Shared
   }
 }
 
-// Values of keys that are not the request's, or that have left its window, may be anything, even
-// NaN, and 0 * NaN is NaN. Each warpgroup clears rows [from, to) of the key tile for itself; two
-// that do it at once write the same zeros.
+// Zeroes values of keys that the request does not own or that have left its window: they may be
+// NaN, and 0 * NaN is NaN. Each warpgroup clears rows [from, to) of the key tile for itself;
+// several may write the same zeros at once.
 template <class Config>
-__device__ __forceinline__ void clear_values(typename Config::SharedMemory& shared, int stage,
-                                             int from, int to, int consumer) {
-  if (Config::kRows || Config::kNarrow || from >= to) return;  // they come as zeros
+__device__ __forceinline__ void clear_unowned_values(typename Config::SharedMemory& shared,
+                                                     int stage, int from, int to, int consumer) {
+  if (Config::kRows || Config::kNarrow || from >= to) return;  // they have been zeroed
   constexpr int kChunks = kSwizzledColumns / 8;
   for (int i = threadIdx.x % kWarpgroupThreads; i < (to - from) * kChunks; i += kWarpgroupThreads) {
 #pragma unroll
@@ -111,25 +109,26 @@ __device__ __forceinline__ void clear_values(typename Config::SharedMemory& shar
     }
   }
   fence_async_proxy();
-  named_barrier_wait(8 + consumer, kWarpgroupThreads);
+  meet_consumer(consumer);
 }
 
-// Of the first key tile of a row tile, the one with its last keys; `used` of its keys are
-// multiplied.
+// Clears unowned values of a row tile's first key tile, which has its last keys; `used` of its keys
+// are multiplied.
 template <class Config>
 __device__ __forceinline__ void clear_last_keys(typename Config::SharedMemory& shared, int stage,
                                                 const RowTile& tile, int used, int consumer) {
   if (!opens<Config>(tile)) return;
   const int first = tile.slot->work.kv_len - last_block<Config>(tile) * Config::kKeys;
-  clear_values<Config>(shared, stage, max(first, 0), used, consumer);
+  clear_unowned_values<Config>(shared, stage, max(first, 0), used, consumer);
 }
 
+// Clears values before the keys of the request in a row tile's last key tile.
 template <class Config>
 __device__ __forceinline__ void clear_first_keys(typename Config::SharedMemory& shared, int stage,
                                                  const RowTile& tile, int consumer) {
   if (!closes<Config>(tile)) return;
   const int end = tile.slot->work.key_begin - tile.block_begin * Config::kKeys;
-  clear_values<Config>(shared, stage, 0, min(end, Config::kKeys), consumer);
+  clear_unowned_values<Config>(shared, stage, 0, min(end, Config::kKeys), consumer);
 }
 
 }  // namespace fovea::kernels::cuda

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of a consumer warpgroup, and what it keeps of them.
+// State of a consumer warpgroup: a row tile and its accumulators.
 #pragma once
 
 #include "kernels/cuda/common/conditional.cuh"
@@ -9,8 +9,8 @@
 
 namespace fovea::kernels::cuda {
 
-// A slot of shared memory. Of a pointer that is kept the compiler does not know where it points to:
-// it takes two registers and slower loads.
+// A slot of shared memory by its address there. For a pointer the compiler would not know the
+// address space, and take two registers and slower loads.
 class SharedSlot {
  public:
   __device__ __forceinline__ explicit SharedSlot(const TileSlot& slot)
@@ -25,20 +25,20 @@ class SharedSlot {
   uint32_t address_;
 };
 
-// What a consumer keeps of a row tile; the rest stays in its slot in shared memory.
+// A row tile as a consumer keeps it. The rest stays in its slot in shared memory.
 struct RowTile {
   SharedSlot slot;
   int block_begin;
-  int last_block;  // of kOwnEnds; where segments are summed of the one at hand, as is block_begin
-  int row_begin;   // of all the row tile, as is `slot`
-  int ends;        // flags below
-  Interval open;   // keys that every row of the warpgroup sees
-  int first_plain, plain_blocks;  // key tiles: is_plain
-  // From products of the thread's rows to scores in units of log2: ScoreUnits.
+  int last_block;                 // with kOwnEnds, or of the present segment, as is block_begin
+  int row_begin;                  // first key tile of the whole row tile
+  int ends;                       // kIsCut, kOpens, kCloses
+  Interval open;                  // keys that every row of the warpgroup sees
+  int first_plain, plain_blocks;  // key tiles of is_plain()
+  // Factors from products of the thread's rows to scores in units of log2: ScoreUnits.
   float factor[2];
   float inner[2];
-  bool bounded;  // general: rows have the base 0 and never outgrow it
-  // ALiBi: slopes of the thread's rows, in units of log2, and where their tokens stand.
+  bool bounded;  // rows have the base 0 and never outgrow it
+  // Slopes of ALiBi of the thread's rows, in units of log2, and the positions of their tokens.
   float slope[2];
   int position[2];
 };
@@ -51,12 +51,12 @@ __device__ __forceinline__ RowTile uniform(RowTile tile) {
   return tile;
 }
 
-// How products become scores in units of log2: factor times a product, or, transformed, from inner
-// * product.
+// How products become scores in units of log2: factor * product, or a transform of inner * product,
+// times factor.
 struct ScoreUnits {
   float inner, factor;
 };
-// `scale`: from products to natural units, without a cap.
+// `scale` leads from products to natural units, caps aside.
 template <class Config>
 __device__ __forceinline__ ScoreUnits score_units(const PrefillParams& params, float scale) {
   if (!Config::kTransforms || !modifies_scores(params.attention)) return {1, scale * kLog2E};
@@ -64,18 +64,18 @@ __device__ __forceinline__ ScoreUnits score_units(const PrefillParams& params, f
   return {scale * (capped ? params.cap.unit : kLog2E), 1};
 }
 
-// Capped scores of a row differ by less than bf16's range of powers: no base is needed, nor a
-// maximum. With this cap weights are within 2^-92.4 and 2^92.4: sums stay finite for 2^34 keys,
-// those of values of 2^16 for 2^18.
-constexpr float kMostBoundedCap = 64;
+// Capped scores of a row differ by less than bf16's range of powers, so that rows need neither a
+// base nor a maximum. With this cap weights are within 2^-92.4 and 2^92.4: their sums stay finite
+// for 2^34 keys, sums of values of 2^16 for 2^18.
+constexpr float kMaxBoundedCap = 64;
 template <class Config>
 __device__ __forceinline__ bool is_bounded(const AttentionParams& attention) {
   return Config::kCaps && Config::kMath == bf16 && attention.logit_cap > 0 &&
-         attention.logit_cap <= kMostBoundedCap && !attention.alibi_slopes;
+         attention.logit_cap <= kMaxBoundedCap && !attention.alibi_slopes;
 }
 
-// Whether the row tile is cut, and whether this is the first or the last segment that the block
-// takes of it, from the last.
+// Flags: the row tile is cut; this is the first, or the last, of the segments that the block takes
+// of it. Segments go from the last to the first.
 constexpr int kIsCut = 1, kOpens = 2, kCloses = 4;
 template <class Config>
 __device__ __forceinline__ bool opens(const RowTile& tile) {
@@ -86,7 +86,7 @@ __device__ __forceinline__ bool closes(const RowTile& tile) {
   return !Config::kSegments || (tile.ends & kCloses);
 }
 
-// `units` are those of all rows; rows of fp8 have their own, which scale_rows finds.
+// `units` hold for all rows; scale_rows() finds those of fp8 rows, which differ.
 template <class Config>
 __device__ __forceinline__ RowTile row_tile(const PrefillParams& params, SharedSlot slot,
                                             int consumer, const ScoreUnits& units) {
@@ -94,7 +94,7 @@ __device__ __forceinline__ RowTile row_tile(const PrefillParams& params, SharedS
   int last_block = 0;
   if constexpr (Config::kOwnEnds) {
     const int ahead = ((rows.columns - 1) & -Config::kKeys) /
-                      Config::kKeys;  // 0, or less if the rows see none of it
+                      Config::kKeys;  // 0, or negative if the rows see nothing of the last key tile
     last_block = uniform(slot->work.block_end + ahead) - 1;
   }
   const Interval open = {uniform(rows.open_begin), uniform(rows.open_end)};
@@ -112,7 +112,7 @@ __device__ __forceinline__ RowTile row_tile(const PrefillParams& params, SharedS
           is_bounded<Config>(params.attention)};
 }
 
-// The first key tile of a row tile is the one with its last keys.
+// Returns the first key tile of a row tile, which has its last keys.
 template <class Config>
 __device__ __forceinline__ int last_block(const RowTile& tile) {
   return Config::kSegments || Config::kOwnEnds ? tile.last_block
@@ -126,7 +126,7 @@ __device__ __forceinline__ int next_block(const PrefillParams& params, const Row
   return skips ? uniform(pass_hidden<Config>(*tile.slot, block - 1)) : block - 1;
 }
 
-// Of those of the slot's work.
+// Returns the same for the work in a slot.
 template <class Config>
 __device__ __forceinline__ Interval row_keys(const PrefillParams& params, const TileSlot& slot,
                                              int consumer, int row) {
@@ -137,7 +137,7 @@ __device__ __forceinline__ Interval row_keys(const PrefillParams& params, const 
   return keys;
 }
 
-// Scales of fp8 caches: the position of those of the next key tile to weigh, and the unit of those
+// State of a cache with scales: the position of the next key tile's scales, and the unit of those
 // of values.
 template <class Config>
 struct ScaleState {
@@ -151,17 +151,17 @@ struct Accumulators {
   float scores[Config::kKeys / 2];
   uint32_t weights[Config::kKeys * Config::kBytes / 8];
   uint32_t
-      next_weights[Config::kAlone ? Config::kKeys / 4 : 1];  // alone: those of the key tile behind
-  float rescale[2];  // what out shrinks by before these are multiplied
+      next_weights[Config::kAlone ? Config::kKeys / 4 : 1];  // kAlone: weights of the next key tile
+  float rescale[2];  // factors of out before these are multiplied
   uint32_t queries[Config::kQueryRegisterSteps > 0 ? 4 * Config::kQueryRegisterSteps : 1];
-  float base[2];   // power of two that weights are relative to
-  float sum[2];    // of this thread's columns
-  float added[2];  // kExponents: what the weights made last will add to it
+  float base[2];   // weights are relative to 2^base
+  float sum[2];    // sum of the weights of this thread's columns
+  float added[2];  // kExponents: what the last weights will add to it
   [[no_unique_address]] Conditional<Config::kWiden, ScaleState<Config>, Nothing> fp8;
-  uint32_t masks_phase = 0;  // general
+  uint32_t masks_phase = 0;  // masks
 };
 
-// Columns [16 * step, 16 * step + 16) of the warp's query rows as a left operand.
+// Loads columns [16 * step, 16 * step + 16) of the warp's query rows as a left operand.
 template <class Config>
 __device__ __forceinline__ void load_query_step(typename Config::SharedMemory& shared, int consumer,
                                                 int stage, int step, uint32_t (&to)[4]) {

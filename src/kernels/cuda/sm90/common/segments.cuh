@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of a segment of keys of a row tile, where they are summed so.
+// The end of a segment, where the keys of a row tile are summed in segments.
 #pragma once
 
 #include "kernels/cuda/sm90/common/epilogue.cuh"
@@ -7,7 +7,7 @@
 
 namespace fovea::kernels::cuda {
 
-// Sums of a row of the thread, from those of its columns.
+// Returns the sums of a row from those of its threads.
 template <class Config>
 __device__ __forceinline__ RowSums row_sums(const Accumulators<Config>& acc, int half) {
   float total = acc.sum[half];
@@ -20,7 +20,7 @@ __device__ __forceinline__ const CutSlot& cut_slot(const RowTile& tile) {
   return static_cast<const CutSlot&>(*tile.slot);
 }
 
-// Makes the tile that of its segment whose last key tile is `last`.
+// Makes `tile` that of the segment whose last key tile is `last`.
 template <class Config>
 __device__ __forceinline__ void keep_segment(RowTile& tile, int last) {
   const int begin = last / kSegmentBlocks<Config> * kSegmentBlocks<Config>;
@@ -29,7 +29,7 @@ __device__ __forceinline__ void keep_segment(RowTile& tile, int last) {
   tile.ends = (tile.ends & kIsCut) | (tile.row_begin >= begin ? kCloses : 0);
 }
 
-// The first segment of a row tile.
+// Makes `tile` that of the row tile's first segment.
 template <class Config>
 __device__ __forceinline__ void keep_first_segment(RowTile& tile) {
   tile.row_begin = tile.block_begin;
@@ -38,24 +38,24 @@ __device__ __forceinline__ void keep_first_segment(RowTile& tile) {
   tile.ends |= kOpens;
 }
 
-// Of the tile's first key tile, which are multiplied with values.
+// Returns how many keys of the tile's first key tile are multiplied with values.
 template <class Config>
 __device__ __forceinline__ int columns_of(const RowTile& tile, int consumer) {
   if (!opens<Config>(tile)) return Config::kKeys;
   const int columns = uniform(tile.slot->rows[consumer].columns);
   return Config::kOwnEnds ? ((columns - 1) & (Config::kKeys - 1)) + 1
-                          : columns;  // of the rows' own last key tile
+                          : columns;  // columns of the rows' own last key tile
 }
 
-// Of the segment at hand.
+// Returns the row of the present segment's partial result.
 template <class Config>
 __device__ __forceinline__ int partial_row(const PrefillParams& params, const RowTile& tile) {
   const CutSlot& slot = cut_slot(tile);
   return partial_row(params, slot, tile.last_block / kSegmentBlocks<Config> - slot.cut.first);
 }
 
-// The segment's weights are summed: keeps what they and the later segments' come to in shared
-// memory, as the registers hold the next scores.
+// Called when the segment's weights are summed: keeps their sums, added to those of later segments,
+// in shared memory, because registers hold the next scores.
 template <class Config>
 __device__ __forceinline__ void add_segment_rows(const PrefillParams& params,
                                                  typename Config::SharedMemory& shared,
@@ -77,7 +77,7 @@ __device__ __forceinline__ void add_segment_rows(const PrefillParams& params,
     return;
   }
   SegmentRow(&kept)[kGroupRows] = shared.segments.rows[consumer];
-  __syncwarp();  // behind the writes of the segment before
+  __syncwarp();  // after the writes of the previous segment
   if (!opens<Config>(tile)) {
     RowSums later[2] = {kept[row[0]].sums, kept[row[1]].sums};
 #pragma unroll
@@ -117,12 +117,13 @@ __device__ __forceinline__ void store_partial(const PrefillParams& params, const
   }
 }
 
-// The thread's values j of the segment.
+// Returns the thread's values j of the segment.
 template <class Config>
 __device__ __forceinline__ float4 own_values(const Accumulators<Config>& acc, int j) {
   return {acc.out[4 * j], acc.out[4 * j + 1], acc.out[4 * j + 2], acc.out[4 * j + 3]};
 }
-// Added to those of the later ones; x and y are of one row, z and w of another.
+// Returns these values added to those of later segments; x and y belong to one row, z and w to
+// another.
 template <class Config>
 __device__ __forceinline__ float4 joined(const Join (&join)[2], float4 later,
                                          const Accumulators<Config>& acc, int j) {
@@ -132,7 +133,7 @@ __device__ __forceinline__ float4 joined(const Join (&join)[2], float4 later,
           join_values(join[1], later.w, acc.out[4 * j + 3])};
 }
 
-// The consumer's staged rows to memory: by the copy engine where all are the request's.
+// Stores the consumer's staged rows, by the copy engine if the request owns all of them.
 template <class Config>
 __device__ __forceinline__ void send_staged(const PrefillParams& params,
                                             typename Config::SharedMemory& shared,
@@ -141,7 +142,7 @@ __device__ __forceinline__ void send_staged(const PrefillParams& params,
   const int token = row_token(params, work, consumer, 0);
   const bool whole = token + (kGroupRows >> params.heads_shift) <= work.q_len;
   fence_async_proxy();
-  named_barrier_wait(8 + consumer, kWarpgroupThreads);
+  meet_consumer(consumer);
 #pragma unroll
   for (int block = 0; block < Config::kDimVBlocks; ++block) {
     if (!whole) {
@@ -154,9 +155,8 @@ __device__ __forceinline__ void send_staged(const PrefillParams& params,
   if (first_thread) commit_stores();
 }
 
-// Means of a row tile's rows to shared memory, from where the copy engine takes them; kJoined: of
-// those in acc.out and the sum of its later segments. out is read where it is and changed nowhere,
-// else registers spill.
+// Stages the means of a row tile's rows for the copy engine. kJoined: acc.out is added to the sum
+// of later segments. acc.out is read only, because registers would spill otherwise.
 template <class Config, bool kJoined>
 __device__ __forceinline__ void store_means(const PrefillParams& params,
                                             typename Config::SharedMemory& shared, int consumer,
@@ -180,9 +180,8 @@ __device__ __forceinline__ void store_means(const PrefillParams& params,
       pieces[2 * j] = pack<Config::kOut>(mean(value.x, factor[0]), mean(value.y, factor[0]));
       pieces[2 * j + 1] = pack<Config::kOut>(mean(value.z, factor[1]), mean(value.w, factor[1]));
     }
-    // Rows are staged where sums of a quarter as many columns lay, which all have read.
-    if (part == 0 || (kJoined && part % 2 == 0))
-      named_barrier_wait(8 + consumer, kWarpgroupThreads);
+    // Rows are staged in place of sums of a quarter as many columns, which all threads have read.
+    if (part == 0 || (kJoined && part % 2 == 0)) meet_consumer(consumer);
 #pragma unroll
     for (int j = 0; j < 4; j += 2) {
       store_matrices(
@@ -192,7 +191,7 @@ __device__ __forceinline__ void store_means(const PrefillParams& params,
   }
 }
 
-// Behind a row tile's first segment.
+// Stores a row tile after its first segment.
 template <class Config>
 __device__ __forceinline__ void store_joined(const PrefillParams& params,
                                              typename Config::SharedMemory& shared,
@@ -220,9 +219,9 @@ __device__ __forceinline__ void fold_segment(typename Config::SharedMemory& shar
   const int thread = opaque(static_cast<int>(threadIdx.x % kWarpgroupThreads));
   typename Config::Sum& sum = Config::sum(shared, consumer);
   if (opens<Config>(tile)) {
-    // The rows staged before may still be read.
+    // The rows staged before may still be being read.
     if (thread == 0) wait_stores_read();
-    named_barrier_wait(8 + consumer, kWarpgroupThreads);
+    meet_consumer(consumer);
 #pragma unroll
     for (int j = 0; j < Config::kHeadDimV / 8; ++j) sum[j][thread] = own_values(acc, j);
     return;
@@ -235,8 +234,8 @@ __device__ __forceinline__ void fold_segment(typename Config::SharedMemory& shar
     sum[j][thread] = joined(join, sum[j][thread], acc, j);
 }
 
-// The segment's values have landed in acc.out: they are stored with the sum of the row tile's later
-// segments, stored for whoever adds them up, or added to that sum.
+// Ends a segment whose values have landed in acc.out: stores them with the sum of later segments,
+// or stores them for the block that adds them up, or adds them to that sum.
 template <class Config>
 __device__ __forceinline__ void end_segment(const PrefillParams& params,
                                             typename Config::SharedMemory& shared,

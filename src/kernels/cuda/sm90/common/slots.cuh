@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the roles of a Hopper prefill block hand each other in shared memory, operands apart.
+// Data that the roles of a prefill block hand each other in shared memory, besides operands.
 #pragma once
 
 #include "kernels/cuda/sm90/common/axes.cuh"
@@ -7,46 +7,57 @@
 
 namespace fovea::kernels::cuda {
 
-// Where key tiles inside of the work's may be hidden from all rows: those that nobody visits.
+// Named barriers of a block. The numbers of a consumer add to the first two.
+enum NamedBarrier : int {
+  kFirstTurn = 1,      // turns of consumers to issue products
+  kFirstConsumer = 8,  // the threads of a consumer
+  kLoaders = 7,        // warps that load rows
+};
+// Waits for all threads of a consumer.
+__device__ __forceinline__ void meet_consumer(int consumer) {
+  named_barrier_wait(kFirstConsumer + consumer, kWarpgroupThreads);
+}
+
+// Key tiles within the work's that are hidden from all rows: no role visits them.
 struct SkipSlot : TileSlot {
   Interval hidden;
 };
 
-// Of an item of a work list.
+// An item of portable/plan's list.
 struct PartSlot : TileSlot {
-  int32_t partial;       // slot of its result, -1: it is the whole row tile
-  int32_t request_keys;  // the work's keys end with the part
+  int32_t partial;       // slot of its result; -1: the item is a whole row tile
+  int32_t request_keys;  // all keys of the request; the work's keys end with the part
 };
-// Where they pass: a key tile behind the work's that only the other block of the pair needs.
+// With `passing`: a key tile after the work's that only the other block of the pair needs.
 struct PassSlot : TileSlot {
   int32_t passed;  // 0 or 1
 };
 
-// Where the warp that takes tiles finds what each token of the tile sees.
+// The keys that each token of the tile sees, where the warp that takes tiles finds them.
 struct KeysSlot : TileSlot {
   alignas(sizeof(Interval)) Interval keys[kMaxConsumers * kGroupRows];
 };
 
-// What the first block of a pair takes, for the second.
+// The item that the first block of a pair takes for both.
 struct PairMemory {
   int32_t taken[kTileSlots];
   TransactionBarrier taken_full[kTileSlots], taken_empty[kTileSlots];
 };
 
-// A row of a row tile's segments so far, and how the last one is added to those before.
+// The sums of a row over the segments so far, and how the last one is added to those before.
 struct SegmentRow {
   RowSums sums;
   Join join;
 };
 
-// What only sums of segments need in shared memory.
+// Shared memory that only sums of segments need.
 template <int kConsumers>
 struct SegmentMemory {
   SegmentRow rows[kConsumers][kGroupRows];
-  TransactionBarrier stored[kTileSlots];  // partial results
+  TransactionBarrier stored[kTileSlots];  // partial results have been stored
 };
-// Of a row tile that a producer warp stores: all of a consumer's rows are staged, none is any
-// longer.
+// Hand-over of rows to the warp that stores them: a consumer has staged all of its rows, and the
+// warp has read them.
 template <int kConsumers>
 struct StoreMemory {
   TransactionBarrier full[kConsumers], empty[kConsumers];
@@ -68,12 +79,13 @@ constexpr bool kReadsAhead = !Config::kRows && !Config::kSegments;
 template <class Config>
 constexpr bool kFindsKeys = Config::kConsumers == 3 && !Config::kNarrow;
 
-// For a warp that has read ahead and is about to read what the kernel before may have written.
+// Called by a warp that has read what was written before this pass, before it reads what the
+// previous kernel may have written.
 __device__ __forceinline__ void await_inputs(const PrefillParams& params) {
-  if (!params.beside) wait_for_previous_kernel();
+  if (!params.concurrent) wait_for_previous_kernel();
 }
 
-// The request of a slot, with all of its keys.
+// Returns the request of a slot with all of its keys.
 template <class Config>
 __device__ __forceinline__ RequestView slot_view(const TileSlot& slot) {
   const WorkTile& work = slot.work;
@@ -82,7 +94,7 @@ __device__ __forceinline__ RequestView slot_view(const TileSlot& slot) {
   return {work.request, work.q_begin, work.q_len, keys};
 }
 
-// Of the hidden key tiles the last becomes the one below them all; others stay what they are.
+// Returns the key tile below the hidden ones if `block` is the last of these, else `block`.
 template <class Config>
 __device__ __forceinline__ int pass_hidden(const TileSlot& slot, int block) {
   if constexpr (Config::kSkips) {

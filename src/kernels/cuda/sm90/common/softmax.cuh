@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From the scores of a key tile to weights, the left operand of the products with V.
+// From the scores of a key tile to weights, the left operand of products with V.
 #pragma once
 
 #include "kernels/cuda/common/wgmma.cuh"
@@ -23,7 +23,8 @@ constexpr bool kWeighsAhead = Config::kConsumers == 3 && !Config::kNarrow;
 template <class Config>
 constexpr bool kShrinksLater = Config::kAlone || Config::kInPlace;
 
-// The base that the largest of the row's scaled scores of the key tile asks for, at least `before`.
+// Returns the base for the largest of the row's scaled scores of the key tile, but at least
+// `before`.
 template <class Config>
 __device__ __forceinline__ float largest_base(int half, float before, float factor,
                                               const Accumulators<Config>& acc) {
@@ -41,20 +42,21 @@ template <class Config>
 __device__ __forceinline__ float first_base(const RowTile& tile, int half,
                                             const Accumulators<Config>& acc) {
   if (Config::kCaps && uniform(tile.bounded)) return 0;
-  if constexpr (Config::kExponents) {  // of nothing 0, so that the next exponents are the scores
+  if constexpr (Config::kExponents) {  // 0 if nothing is seen, so that the next exponents are the
+                                       // scores
     const float base = largest_base<Config>(half, -infinity(), tile.factor[half], acc);
     return base > -infinity() ? base : 0;
   }
   return largest_base<Config>(half, kNothing, tile.factor[half], acc);
 }
 
-// Whether a row's weights, of which a thread's sum is given, have outgrown its base.
+// Returns whether a row's weights have outgrown its base. `sum` is that of one thread.
 template <class Config>
 __device__ __forceinline__ bool has_outgrown(const RowTile& tile, float sum) {
   return !(sum <= kMaxSum<Config>)&&!(Config::kCaps && tile.bounded);
 }
 
-// Of a row tile's first key tile.
+// Finds the bases of a row tile from its first key tile.
 template <class Config>
 __device__ __forceinline__ void find_bases(const RowTile& tile, Accumulators<Config>& acc) {
 #pragma unroll
@@ -63,8 +65,8 @@ __device__ __forceinline__ void find_bases(const RowTile& tile, Accumulators<Con
   }
 }
 
-// Weights of a row tile's first key tile in place of the scores. `under(step)`: of 8, what else is
-// done meanwhile.
+// Replaces the scores of a row tile's first key tile by weights. Calls under(step) for steps 0 to 7
+// between the powers.
 template <class Config, typename Under>
 __device__ __forceinline__ void first_weights_of(const RowTile& tile, Accumulators<Config>& acc,
                                                  Under under) {
@@ -76,7 +78,7 @@ __device__ __forceinline__ void first_weights_of(const RowTile& tile, Accumulato
         exp2_fast(__fmaf_rn(acc.scores[at], factor[at / 2 % 2], -acc.base[at / 2 % 2]));
     if ((i + 1) % (Config::kKeys / 16) == 0) under(i / (Config::kKeys / 16));
   }
-  // Sums only after all powers: an addition right behind its power would wait for it, 64 times.
+  // Sums come after all powers: an addition right after its power would wait for it.
   float total[2][2] = {};
 #pragma unroll
   for (int i = 0; i < Config::kKeys / 2; ++i) total[i / 2 % 2][i % 2] += acc.scores[i];
@@ -84,13 +86,13 @@ __device__ __forceinline__ void first_weights_of(const RowTile& tile, Accumulato
   for (int half = 0; half < 2; ++half) acc.sum[half] = total[half][0] + total[half][1];
 }
 
-// A row tile's first key tile: weights in place of the scores, relative to the largest of the row.
+// Replaces the scores of a row tile's first key tile by weights relative to the row's largest.
 template <class Config>
 __device__ __forceinline__ void first_softmax(const RowTile& tile, Accumulators<Config>& acc) {
   const float factor[2] = {tile.factor[0], tile.factor[1]};
   if constexpr (Config::kStoresApart) {
     find_bases<Config>(tile, acc);
-  } else {  // the same, in words for which the compiler leaves the other variants as they are
+  } else {  // the same, in a form that changes no other variant's machine code
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       acc.base[half] = first_base<Config>(tile, half, acc);
@@ -99,8 +101,8 @@ __device__ __forceinline__ void first_softmax(const RowTile& tile, Accumulators<
   first_weights_of<Config>(tile, acc, [](int) {});
 }
 
-// Whether any of the four threads of a row says so. Not the warp's vote: the bits of a row must not
-// depend on its neighbours.
+// Returns whether any of the four threads of a row passes true. A vote of the warp would make the
+// bits of a row depend on its neighbours.
 __device__ __forceinline__ bool row_votes(bool value) {
   const uint32_t row = 0xfu << (threadIdx.x % 32 & ~3);
   return (__ballot_sync(~0u, value) & row) != 0;
@@ -112,7 +114,7 @@ __device__ __forceinline__ void shrink_out(const float (&factor)[2], Accumulator
   for (int i = 0; i < Config::kHeadDimV / 2; ++i) acc.out[i] *= factor[i / 2 % 2];
 }
 
-// Rows that have outgrown their base get the largest score so far, and what was accumulated
+// Gives rows that have outgrown their base that of the largest score so far; what was accumulated
 // shrinks.
 template <class Config>
 __device__ __forceinline__ void raise_bases(const float (&factor)[2], const bool (&outgrown)[2],
@@ -124,7 +126,8 @@ __device__ __forceinline__ void raise_bases(const float (&factor)[2], const bool
     const float base = largest_base<Config>(half, acc.base[half], factor[half], acc);
     rescale[half] = raised ? exp2_fast(acc.base[half] - base) : 1.0f;
     if (raised) acc.base[half] = base;
-    // Rounded, not contracted with the addition that follows: the same bits wherever that stands.
+    // Rounded and not contracted with the addition that follows: the same bits wherever that
+    // stands.
     acc.sum[half] =
         Config::kSegments ? __fmul_rn(acc.sum[half], rescale[half]) : acc.sum[half] * rescale[half];
     if constexpr (kShrinksLater<Config>) acc.rescale[half] = rescale[half];
@@ -132,7 +135,8 @@ __device__ __forceinline__ void raise_bases(const float (&factor)[2], const bool
   if constexpr (!kShrinksLater<Config>) shrink_out<Config>(rescale, acc);
 }
 
-// Two weights of a row to where the products read them. e4m3: with the two before, of 8 keys less.
+// Packs two weights of a row for the products. e4m3 weights are packed with the two before, those
+// of 8 keys less.
 template <class Config>
 __device__ __forceinline__ void pack_pair(int i, const float (&weight)[2], float (&held)[2][2],
                                           Accumulators<Config>& acc) {
@@ -148,8 +152,8 @@ __device__ __forceinline__ void pack_pair(int i, const float (&weight)[2], float
   }
 }
 
-// Packed weights of scores that stay, 16 made before the 16 before them are summed: 1.2 % at head
-// dim 64 (4x4k, H200, 2026-11-22), but a loss of up to 1 % of fp8 products.
+// Packs weights and leaves the scores. Each 16 weights are found before the 16 before them are
+// summed (chosen for head dim 64 on H200, 2026-11-22).
 template <class Config>
 __device__ __forceinline__ void weigh_ahead(const float (&factor)[2], float (&total)[2][2],
                                             Accumulators<Config>& acc) {
@@ -178,7 +182,7 @@ __device__ __forceinline__ void weigh_ahead(const float (&factor)[2], float (&to
   sum_and_pack(kChunks - 1);
 }
 
-// As softmax, of inner scores whose cap is due: rows keep their base.
+// As softmax(), for inner scores that are still to be capped: rows keep their base.
 template <class Config, int kHalves>
 __device__ __forceinline__ void softmax_of_capped(const PrefillParams& params,
                                                   Accumulators<Config>& acc) {
@@ -205,8 +209,8 @@ __device__ __forceinline__ void softmax_of_capped(const PrefillParams& params,
   for (int half = 0; half < kHalves; ++half) acc.sum[half] += total[half][0] + total[half][1];
 }
 
-// A later key tile: weights, packed, of scores that stay; out has landed. Of the first of the
-// thread's rows, or of both. `inner`: the scores' cap is due.
+// Packs the weights of a later key tile and leaves its scores; out has landed. kHalves: the first
+// of the thread's rows, or both. `inner`: scores are still to be capped.
 template <class Config, int kHalves>
 __device__ __forceinline__ void softmax(const PrefillParams& params, const RowTile& tile,
                                         bool inner, Accumulators<Config>& acc) {
@@ -251,12 +255,12 @@ __device__ __forceinline__ void softmax(const PrefillParams& params, const RowTi
   }
 }
 
-// Values of the weights before have landed: what softmax left to do.
+// Does what softmax() left to do, when the values of the weights before have landed.
 template <class Config>
 __device__ __forceinline__ void take_next_weights(Accumulators<Config>& acc) {
   if (uniform(acc.rescale[0] != 1 || acc.rescale[1] != 1)) shrink_out<Config>(acc.rescale, acc);
-  // Reads both: else the compiler puts both into the same registers, and serialises the products
-  // (C7513).
+  // Reads both: otherwise the compiler puts both into the same registers and serialises the
+  // products (C7513).
   const int keep = uniform(0x3210);
 #pragma unroll
   for (int i = 0; i < Config::kKeys / 4; ++i) {
@@ -288,7 +292,8 @@ __device__ __forceinline__ void scale_values(const typename Config::SharedMemory
   }
 }
 
-// Landed scores of a key tile to weights: those of a row tile's first in place, the others packed.
+// Turns landed scores of a key tile into weights: in place for a row tile's first one, packed for
+// the others.
 template <class Config, bool kFirst>
 __device__ __forceinline__ void weigh_scores(const PrefillParams& params,
                                              typename Config::SharedMemory& shared,
@@ -320,7 +325,7 @@ __device__ __forceinline__ void weigh_scores(const PrefillParams& params,
   if constexpr (Config::kWiden) acc.fp8.scales.advance();
 }
 
-// The weights of a row tile's first key tile.
+// Packs the weights of a row tile's first key tile.
 template <class Config>
 __device__ __forceinline__ void pack_weights(const PrefillParams& params,
                                              const typename Config::SharedMemory& shared,

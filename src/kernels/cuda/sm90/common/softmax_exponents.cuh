@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The softmax of a key tile in two halves. Scores become exponents of weights, in their place,
-// while the values of the key tile before are still being multiplied; weights once these have
-// landed. Exponents stay, so a base may rise later: that is asked for before the next turn, when
-// the answer has long been there.
+// The softmax of a key tile in two halves. Scores become exponents in place while the values of the
+// previous key tile are still being multiplied, and weights when these have landed. Exponents stay,
+// so that a base may rise later: the check comes before the next turn, when its result is long
+// known.
 #pragma once
 
 #include "kernels/cuda/common/wgmma.cuh"
@@ -10,8 +10,8 @@
 
 namespace fovea::kernels::cuda {
 
-// Whether all rows of the consumer see all of the key tile, and have seen keys before: their
-// exponents are kept as they are, unless they turn out to have outgrown their base.
+// Returns whether all rows of the consumer see all of the key tile and have seen keys before: their
+// exponents stay as they are unless they have outgrown their base.
 template <class Config>
 __device__ __forceinline__ bool is_plain(const RowTile& tile, int block) {
   return static_cast<unsigned>(block - tile.first_plain) < static_cast<unsigned>(tile.plain_blocks);
@@ -26,8 +26,8 @@ __device__ __forceinline__ void find_exponents(const RowTile& tile, Accumulators
   }
 }
 
-// The largest exponents of `rows` raise their bases, those of rows that have seen nothing yet may
-// lower them.
+// Raises the bases of `rows` by their largest exponents; those of rows that have seen nothing yet
+// may fall.
 template <class Config>
 __device__ __forceinline__ void move_bases(const bool (&rows)[2], Accumulators<Config>& acc) {
   float rescale[2];
@@ -50,7 +50,7 @@ __device__ __forceinline__ void move_bases(const bool (&rows)[2], Accumulators<C
   shrink_out<Config>(rescale, acc);
 }
 
-// Packed weights of exponents, and their sums.
+// Packs the weights of exponents and finds their sums.
 template <class Config>
 __device__ __forceinline__ void weigh_exponents(Accumulators<Config>& acc) {
   float total[2][2] = {};
@@ -66,10 +66,9 @@ __device__ __forceinline__ void weigh_exponents(Accumulators<Config>& acc) {
   for (int half = 0; half < 2; ++half) acc.added[half] = total[half][0] + total[half][1];
 }
 
-// Adds the sums of the weights made last; those of rows that have outgrown their base are made
-// again.
+// Adds the sums of the last weights. Weights of rows that have outgrown their base are made again.
 template <class Config>
-__device__ __forceinline__ void settle_weights(const RowTile& tile, Accumulators<Config>& acc) {
+__device__ __forceinline__ void add_weights(const RowTile& tile, Accumulators<Config>& acc) {
   const bool outgrown[2] = {has_outgrown<Config>(tile, acc.added[0]),
                             has_outgrown<Config>(tile, acc.added[1])};
   if (uniform(outgrown[0] || outgrown[1])) [[unlikely]] {

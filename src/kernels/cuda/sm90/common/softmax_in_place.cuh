@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The softmax of a key tile in place of its scores, while the values of the key tile before are
+// The softmax of a key tile in place of its scores, while the values of the previous key tile are
 // still being multiplied: packed weights would have to wait for those that the products read.
 #pragma once
 
@@ -11,10 +11,10 @@ __device__ __forceinline__ float weight_of(float score, float factor, float base
   return exp2_fast(__fmaf_rn(score, factor, -base));
 }
 
-// Scores of a key tile once more, into those of the warp's rows that have outgrown their base:
-// weights may have overflowed in their place. By products of the warp, through local memory: others
-// would make the compiler serialise the warpgroup's or spill. Rare, and slow. general: of all rows,
-// whose others get the same weights again.
+// Finds the scores of a key tile again for the warp's rows that have outgrown their base: weights
+// may have overflowed in their place. It uses products of the warp, through local memory: others
+// would make the compiler serialise the warpgroup's or spill. This is rare, and slow. With masks it
+// finds those of all rows, and the other rows get the same weights again.
 template <class Config>
 __device__ __forceinline__ void score_again(const PrefillParams& params,
                                             typename Config::SharedMemory& shared,
@@ -39,7 +39,7 @@ __device__ __forceinline__ void score_again(const PrefillParams& params,
 #pragma unroll
         for (int i = 0; i < 4; ++i) q[i] = acc.queries[4 * step + i];
       } else {
-        load_query_step<Config>(shared, consumer, 0, step, q);  // of the only stage
+        load_query_step<Config>(shared, consumer, 0, step, q);  // there is one stage
       }
       const int chunk = (step % 4 * 2 + lane / 8 % 2) ^ key % 8;
       uint32_t k[4];
@@ -65,8 +65,8 @@ __device__ __forceinline__ void score_again(const PrefillParams& params,
   }
 }
 
-// Sums of the thread's weights of its rows, which lie in place of the scores, and whether the
-// warp's rows keep their base.
+// Sums of the thread's weights, which lie in place of the scores, and whether the warp's rows keep
+// their base.
 struct WeightSums {
   float rows[2];
   bool outgrown[2];
@@ -88,8 +88,8 @@ __device__ __forceinline__ WeightSums sum_weights(const RowTile& tile,
   return sums;
 }
 
-// Weights of capped scores in place of their inner ones, powers of some under the polynomials of
-// others.
+// Replaces inner scores by the weights of their capped scores; powers of some run under the
+// polynomials of others.
 template <class Config>
 __device__ __forceinline__ void weigh_capped(const PrefillParams& params,
                                              Accumulators<Config>& acc) {
@@ -105,9 +105,9 @@ __device__ __forceinline__ void weigh_capped(const PrefillParams& params,
   for (int half = 0; half < 2; ++half) acc.sum[half] += total[half][0] + total[half][1];
 }
 
-// Weights in place of the scores; false: they are void, as rows of the warp have outgrown their
-// base. kSecond: of a row tile's second key tile, the first that rows see which end before the last
-// one. `inner`: of scores whose cap is due.
+// Replaces scores by weights. Returns false if rows of the warp have outgrown their base, so that
+// the weights are void. kSecond: it is a row tile's second key tile, the first one that rows see
+// which end before the last key tile. `inner`: scores are still to be capped.
 template <class Config, bool kSecond>
 __device__ __forceinline__ bool softmax_in_place(const PrefillParams& params, const RowTile& tile,
                                                  bool inner, Accumulators<Config>& acc) {
@@ -143,8 +143,8 @@ __device__ __forceinline__ bool softmax_in_place(const PrefillParams& params, co
   return sums.keep;
 }
 
-// Weights of the rows that have outgrown their base, relative to a higher one; out is to shrink by
-// acc.rescale. `stage`: of the key tile's keys, which are still there.
+// Finds the weights of rows that have outgrown their base, relative to a higher one; out is to
+// shrink by acc.rescale. `stage` still has the key tile's keys.
 template <class Config>
 __device__ __forceinline__ void softmax_again(const PrefillParams& params,
                                               typename Config::SharedMemory& shared,

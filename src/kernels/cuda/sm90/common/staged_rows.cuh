@@ -7,8 +7,8 @@
 
 namespace fovea::kernels::cuda {
 
-// Rows [first, end) of the staged columns to memory, 16 bytes at a time: of a consumer whose rows
-// end within it, and which a box would write past. kThreads: that do so.
+// Copies a consumer's staged columns to out, 16 bytes at a time, if its rows end within the box,
+// which would write past them. kThreads threads take part.
 template <class Config, int kThreads = kWarpgroupThreads>
 __device__ __forceinline__ void copy_staged(const PrefillParams& params,
                                             const typename Config::SharedMemory& shared,
@@ -30,7 +30,7 @@ __device__ __forceinline__ void copy_staged(const PrefillParams& params,
   }
 }
 
-// Stores a row tile that consumers stage. A warp.
+// Stores a row tile that consumers stage. A warp calls it.
 template <class Config>
 __device__ __forceinline__ void store_tile(const PrefillParams& params,
                                            typename Config::SharedMemory& shared,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Row tiles: taken from the list by a producer warp, with what their rows see of the keys.
+// Takes row tiles from the list, with what their rows see of the keys. A producer warp.
 #pragma once
 
 #include "kernels/cuda/sm90/common/pair.cuh"
@@ -8,8 +8,9 @@
 
 namespace fovea::kernels::cuda {
 
-// Leaves the block's rows and key tiles of a pair's; returns how many of the last pass it by. The
-// blocks have the later rows in turn, so that both have as much to do.
+// Reduces the row tile of a pair to the block's rows and key tiles; returns how many of the last
+// key tiles only the other block needs. The blocks alternate in taking the later rows, so that both
+// have as much to do.
 template <class Config>
 __device__ int leave_own_rows(const PrefillParams& params, int turn, WorkTile& work) {
   if (work.request < 0) return 0;
@@ -24,7 +25,8 @@ __device__ int leave_own_rows(const PrefillParams& params, int turn, WorkTile& w
   return passed;
 }
 
-// Key tiles inside of the work's that its rows, with those of a pair's other block, do not see.
+// Returns the key tiles within the work's that its rows, and those of a pair's other block, do not
+// see.
 template <class Config>
 __device__ Interval hidden_tiles(const PrefillParams& params, const WorkTile& work) {
   const RequestView view = {work.request, work.q_begin, work.q_len, work.kv_len};
@@ -55,11 +57,11 @@ __device__ RowsView rows_view(const PrefillParams& params, const typename Config
   } else {
     const Interval low = visible_keys(mask, view, first, first);
     const Interval high = visible_keys(mask, view, last, last);
-    // Both ends grow with the token, of causal rows also where they stand before the first key.
+    // Both ends grow with the token, for causal masks also if tokens stand before the first key.
     rows = {high.begin, mask.causal ? view.prefix() + first + 1 : low.end, 0};
     end = high.end;
     if (!mask.causal && low.end < end)
-      rows.open_begin = kNoEnd;  // of chunks: no key is seen by all rows
+      rows.open_begin = kNoEnd;  // chunks: no key is seen by all rows
   }
   if constexpr (Config::kParts) {
     rows = {max(rows.open_begin, work.key_begin), min(rows.open_end, work.kv_len), 0};
@@ -76,15 +78,16 @@ __device__ RowsView rows_view(const PrefillParams& params, const typename Config
   return rows;
 }
 
-// Takes tiles from the list into the ring of slots. A warp.
+// Takes tiles from the list into the ring of slots.
 template <class Config>
 struct TileTaker {
   const PrefillParams& params;
   typename Config::SharedMemory& shared;
-  // The first tile of each block or pair is its own, unless some begin late. Of parts all are.
-  int n = Config::kParts  ? params.attention.work.cta_begin[blockIdx.x]
-          : params.beside ? next()
-                          : blockIdx.x / Config::kBlocks;
+  // The first tile of each block or pair has its number, unless some blocks begin late. With parts,
+  // the block's tiles are a range.
+  int n = Config::kParts      ? params.attention.work.cta_begin[blockIdx.x]
+          : params.concurrent ? next()
+                              : blockIdx.x / Config::kBlocks;
   Ring<kTileSlots> slots = {};
 
   __device__ __forceinline__ int next() const {
@@ -92,7 +95,7 @@ struct TileTaker {
     return __shfl_sync(~0u, taken, 0);
   }
 
-  // The first block of a pair takes for both.
+  // The first block of a pair takes the number for both.
   __device__ __forceinline__ void share_taken() {
     int32_t& taken = shared.pair.taken[slots.stage];
     TransactionBarrier& full = shared.pair.taken_full[slots.stage];
@@ -111,12 +114,12 @@ struct TileTaker {
     n = __shfl_sync(~0u, n, 0);
   }
 
-  // general: what the rows see, by all lanes.
+  // Finds what the rows see through a mask; all lanes take part.
   __device__ __forceinline__ void view_tile(typename Config::Slot& slot) {
     const int lane = threadIdx.x % 32;
     if constexpr (Config::kSkips) {
       const Interval hidden = hidden_tiles<Config>(params, slot.work);
-      const bool ends = hidden.begin <= slot.work.block_begin;  // nothing is seen before
+      const bool ends = hidden.begin <= slot.work.block_begin;  // no row sees keys before them
       __syncwarp();
       if (lane == 0) {
         if (ends) slot.work.block_begin = max(slot.work.block_begin, hidden.end);
@@ -131,7 +134,7 @@ struct TileTaker {
     }
   }
 
-  // What each token sees, those behind the request's end as its last.
+  // Finds the keys of each token. Tokens past the request's end see what its last token sees.
   __device__ __forceinline__ void find_keys(typename Config::Slot& slot) {
     const WorkTile& work = slot.work;
     const RequestView view = {work.request, work.q_begin, work.q_len, work.kv_len};
@@ -140,10 +143,11 @@ struct TileTaker {
       const int token = min(work.first_token + i, work.q_len - 1);
       slot.keys[i] = visible_keys(params.attention.batch.mask, view, token, token);
     }
-    __syncwarp();  // lane 0 tells the first consumer that all of it is there
+    __syncwarp();  // lane 0 tells the first consumer that all of it is written
   }
 
-  // No request: that is the mark behind the last one. Lanes find what the consumers see.
+  // Takes the next tile and returns its work; without a request it marks the end of the list. Lanes
+  // find what the consumers see.
   __device__ __forceinline__ const WorkTile& take() {
     const int lane = threadIdx.x % 32;
     shared.tile_empty[slots.stage].wait(slots.phase ^ 1);
@@ -185,29 +189,29 @@ struct TileTaker {
     return slot.work;
   }
 
-  // Behind take(), if there was a tile. Blocks that begin early wait: they would have more than
-  // their share.
+  // Called after take() if there was a tile. Blocks that begin early wait: otherwise they would
+  // take more than their share.
   __device__ __forceinline__ void claim_next() {
     if constexpr (kReadsAhead<Config>) await_inputs(params);
     if constexpr (Config::kParts) {
       ++n;
     } else if (!Config::kPairs || cluster_rank() == 0) {
-      // Kept, it takes a register from a warp that has none to spare.
+      // Read again: a register that kept it would be one too many.
       const int blocks = Config::kBoxes && Config::kMasked ? grid_blocks_anew() : gridDim.x;
-      n = next() + (params.beside ? 0 : blocks / Config::kBlocks);
+      n = next() + (params.concurrent ? 0 : blocks / Config::kBlocks);
     }
   }
 
   __device__ __forceinline__ void finish() {
     if constexpr (kReadsAhead<Config>) await_inputs(params);
-    // The last block to run out of work leaves the counters as it found them.
+    // The last block that runs out of work resets the counters.
     if (!Config::kParts && threadIdx.x % 32 == 0 &&
         atomicAdd(&params.order->finished, 1) == static_cast<int>(gridDim.x) - 1) {
       params.order->taken = 0;
       params.order->finished = 0;
     }
-    // So the end of this launch is the end of both, to whatever follows in the stream.
-    if (params.beside && blockIdx.x == 0) wait_for_previous_kernel();
+    // Ends this launch after the concurrent one, for what follows in the stream.
+    if (params.concurrent && blockIdx.x == 0) wait_for_previous_kernel();
   }
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Soft cap and ALiBi: from landed products to scores that the softmax takes, in place.
+// Soft caps and ALiBi: from landed products to scores for the softmax, in place.
 #pragma once
 
 #include "kernels/cuda/common/near_cap.cuh"
@@ -8,12 +8,12 @@
 
 namespace fovea::kernels::cuda {
 
-// Scores that are changed side by side.
+// Scores that are changed at a time.
 constexpr int kAtOnce = 8;
 
-// A rare change of every score, kAtOnce after the others: a loop of few instructions, through local
-// memory. Not where fp8 keys are widened: ptxas 13.0 gave the register of the stack's address to
-// something else in their largest variant. `change(first, scores)`: of scores from `first` on.
+// Applies a rare change to every score, kAtOnce at a time, by a loop of few instructions through
+// local memory: change(first, scores) for the scores from `first` on. Widened fp8 keys need the
+// other form: ptxas 13.0 gave away the register of the stack's address in their largest variant.
 template <class Config, typename Change>
 __device__ __forceinline__ void change_scores(Accumulators<Config>& acc, Change change) {
   constexpr int kScores = Config::kKeys / 2;
@@ -44,7 +44,7 @@ __device__ __forceinline__ void change_scores(Accumulators<Config>& acc, Change 
   for (int i = 0; i < kScores; ++i) acc.scores[i] = scores[i];
 }
 
-// What products of the thread's rows are multiplied with first, if they are transformed.
+// Factors of the thread's rows that come before a transform.
 struct InnerFactors {
   float rows[2];
 };
@@ -56,8 +56,8 @@ __device__ __forceinline__ InnerFactors inner_factors(const PrefillParams& param
   return {both, both};
 }
 
-// Products become inner scores of a cap. Whether the warp's are all near enough for the polynomial:
-// none has the bit of 2 or more.
+// Turns products into the inner scores of a cap. Returns whether all of the warp's are near enough
+// for the polynomial: none has the bit of 2 or more.
 template <class Config>
 __device__ __forceinline__ bool find_inner_scores(const PrefillParams& params, const RowTile& tile,
                                                   Accumulators<Config>& acc) {
@@ -72,8 +72,7 @@ __device__ __forceinline__ bool find_inner_scores(const PrefillParams& params, c
   return !uniform(((bits[0] | bits[1]) & 0x40000000) != 0);
 }
 
-// Calls visit(first, scores) for kAtOnce capped scores after the others, of inner scores that are
-// near.
+// Calls visit(first, scores) for each kAtOnce capped scores of inner scores that are near.
 template <class Config, typename Visit>
 __device__ __forceinline__ void for_each_near(const PrefillParams& params,
                                               const Accumulators<Config>& acc, Visit visit) {
@@ -87,7 +86,7 @@ __device__ __forceinline__ void for_each_near(const PrefillParams& params,
   }
 }
 
-// Inner scores become capped scores. `near`: they all are.
+// Turns inner scores into capped scores. `near`: all of them are near.
 template <class Config>
 __device__ __forceinline__ void cap_scores(const PrefillParams& params, bool near,
                                            Accumulators<Config>& acc) {
@@ -102,7 +101,7 @@ __device__ __forceinline__ void cap_scores(const PrefillParams& params, bool nea
   change_scores<Config>(acc, [&](int, float(&scores)[kAtOnce]) {
     float nearby[kAtOnce], far[kAtOnce];
     cap_near(params.cap, scores, nearby);
-    // Opaque: without branches.
+    // Opaque, so that there are no branches.
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) far[i] = opaque(cap_far(scores[i], outer));
 #pragma unroll
@@ -112,7 +111,7 @@ __device__ __forceinline__ void cap_scores(const PrefillParams& params, bool nea
   });
 }
 
-// Finds the slopes of a row tile: loads behind each other, which its key tiles would wait for.
+// Finds the slopes of a row tile. Its chain of loads would hold up key tiles.
 template <class Config>
 __device__ __forceinline__ void find_slopes(const PrefillParams& params, int consumer,
                                             RowTile& tile) {
@@ -128,7 +127,7 @@ __device__ __forceinline__ void find_slopes(const PrefillParams& params, int con
   }
 }
 
-// Scores, in units of log2 when multiplied by `unit`, plus slope * (key - query).
+// Adds slope * (key - query) to scores that are in units of log2 when multiplied by `unit`.
 template <class Config>
 __device__ __forceinline__ void add_slopes(const PrefillParams& params, const RowTile& tile,
                                            int consumer, int block, const float (&unit)[2],
@@ -144,12 +143,13 @@ __device__ __forceinline__ void add_slopes(const PrefillParams& params, const Ro
 #pragma unroll
   for (int i = 0; i < Config::kKeys / 2; i += 2) {
     const int half = i / 2 % 2;
-    // A product each: sums of a tile's distances would lose what far ones have more of.
+    // Each distance has its own product: a sum over the tile's distances would lose bits of far
+    // ones.
     const float even = rows.slope[half] * (distance[half] + static_cast<float>(i / 4 * 8));
     acc.scores[i] = __fmaf_rn(acc.scores[i], unit[half], even);
     acc.scores[i + 1] = __fmaf_rn(acc.scores[i + 1], unit[half], even + rows.slope[half]);
   }
-  // New keys may stand elsewhere.
+  // New keys may stand at other positions.
   if (uniform(mask.positions && (block + 1) * Config::kKeys > view.prefix())) {
     change_scores<Config>(acc, [&](int from, float(&scores)[kAtOnce]) {
 #pragma unroll
@@ -162,8 +162,8 @@ __device__ __forceinline__ void add_slopes(const PrefillParams& params, const Ro
   }
 }
 
-// kDefers: where nothing but the softmax follows, near inner scores are left to it. Whether they
-// are.
+// Transforms landed products. kDefers: near inner scores are left to the softmax if nothing else
+// follows; returns whether they are.
 template <class Config, bool kDefers>
 __device__ __forceinline__ bool transform_scores(const PrefillParams& params, const RowTile& tile,
                                                  int consumer, int block,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// From an entry of the list that sm90/prefill_order writes to a row tile and its key tiles.
+// From an item of a list, that of sm90/prefill_order or of portable/plan, to a row tile and its key
+// tiles.
 #pragma once
 
 #include "kernels/cuda/common/cluster.cuh"
@@ -68,8 +69,8 @@ __device__ WorkTile work_at(const PrefillParams& params, const PrefillOrder& ord
   return work;
 }
 
-// Item n of this block's range. Keys behind the part are hidden as those behind the request's end
-// are.
+// Returns item n of this block's range of portable/plan's list. Keys after the part are hidden like
+// those after the request's end.
 template <class Config>
 __device__ WorkTile part_at(const PrefillParams& params, int n, int32_t& partial,
                             int32_t& request_keys) {

@@ -34,7 +34,7 @@ struct WorkTile {
   int32_t block_begin, block_end;  // key tiles, at least one
 };
 
-// What the rows of one consumer see of a row tile's keys.
+// The keys of a row tile that the rows of one consumer see.
 struct RowsView {
   // Keys that every row sees. In key tiles that begin at or after open_begin, a row sees the keys
   // before open_end plus the number of its token within the consumer, and before the request's end.

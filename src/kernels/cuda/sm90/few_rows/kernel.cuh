@@ -49,7 +49,7 @@ __device__ void FewRowsConfig<kDim, kQuery, kSharingBlocks, kJoinedSegments>::ru
   __syncthreads();
   if constexpr (kSharing > 1) cluster_arrive_relaxed();
   // Once a layer has waited for the list and the page table they are complete in the L2.
-  if (!params.list_settled) wait_for_previous_kernel();
+  if (!params.list_written) wait_for_previous_kernel();
   if constexpr (kSharing > 1) {
     const int head_blocks = params.attention.batch.q_heads >> params.heads_shift;
     const int pieces = params.order->tile_count;

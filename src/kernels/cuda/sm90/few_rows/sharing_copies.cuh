@@ -149,7 +149,7 @@ class SharingCopier {
   // Returns whether all keys of the lane's box were written before this pass.
   __device__ bool is_written(const SegmentWalk<Config>& segment, const Target& to) const {
     const int end = (segment.last - to.i) * Config::kKeys + (lane_ + 1) * params_.box_keys;
-    return params_.keys_settled && end <= work_.kv_len - work_.q_len;
+    return params_.keys_written && end <= work_.kv_len - work_.q_len;
   }
 
   __device__ void expect(const Target& to) const {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tiles, stages, registers and shared memory of the Hopper prefill kernel. The reasons for its
-// numbers are in docs/kernels/flash_prefill.md.
+// numbers are in docs/kernels/prefill.md.
 #pragma once
 
 #include "kernels/cuda/common/conditional.cuh"
@@ -85,7 +85,7 @@ struct PrefillConfig : Axes<Head, Types<kOperand, kOperand>, kLoad, kScores, kSu
                   Conditional<kPasses, PassSlot,
                               Conditional<Base::kSkips, SkipSlot,
                                           Conditional<kConsumers == 3, KeysSlot, TileSlot>>>>>;
-  using Queries = uint16_t[kDimBlocks][kGroupRows][kSwizzledColumns];  // of a consumer
+  using Queries = uint16_t[kDimBlocks][kGroupRows][kSwizzledColumns];  // a consumer's
   struct QueryStages {
     alignas(1024) Queries q[kQueryStages][kConsumers];
   };

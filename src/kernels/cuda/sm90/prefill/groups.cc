@@ -48,7 +48,7 @@ class HopperGroups final : public AttentionKernel {
 
   void plan(const PlanRequest& request, PlanQueue& plans) override {
     tokens_ = request.tokens;
-    beside_ = request.after_decode;
+    concurrent_ = request.after_decode;
     PrefixState& state = *request.unmerged;
     state.parts = buffers_.parts;
     state.tile_indptr = buffers_.work.tile_indptr;
@@ -62,7 +62,7 @@ class HopperGroups final : public AttentionKernel {
   void attend(const AttentionParams& given, int32_t layer, gpu::Launcher launcher) override {
     AttentionParams params = given;
     params.work = buffers_.work;
-    parts_.attend(params, tokens_, beside_, false, layer, launcher);
+    parts_.attend(params, tokens_, concurrent_, false, layer, launcher);
   }
 
  private:
@@ -70,8 +70,8 @@ class HopperGroups final : public AttentionKernel {
   Kernel plan_;
   Parts parts_;
   Buffers buffers_;
-  int32_t tokens_ = 0;  // of the planned pass at most
-  bool beside_ = false;
+  int32_t tokens_ = 0;  // maximum of the planned pass
+  bool concurrent_ = false;
 };
 
 std::vector<gpu::KernelVariant> all_variants(const AttentionSetup& setup) {

@@ -1,20 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// How segments of a row tile's keys are added: from the last to the first, by the block that
-// computes all of them in shared memory, or by the last of several through global memory: with the
-// same operations on the same numbers, so with the same bits.
+// The producer warp that adds up the segments of cut row tiles, where other blocks have stored some
+// of them: see sm90/common/segment_sums.cuh.
 #pragma once
 
 #include "kernels/cuda/sm90/common/slots.cuh"
 
 namespace fovea::kernels::cuda {
 
-// Adds up a cut tile's segments. A warp, of which some lanes have a row, each of them some columns.
+// Adds up a cut tile's segments. A warp calls it; each of some lanes has a row, and some of its
+// columns.
 template <class Config>
 __device__ __forceinline__ void join_partials(const PrefillParams& params, const CutSlot& slot) {
-  // What registers hold: all of a group of 4 by 4 segments at once, whose loads take 0.7 us one by
-  // one.
-  constexpr int kLanes = Config::kAlone ? 8 : 16;  // of a row
-  constexpr int kAhead = Config::kAlone ? 4 : 1;   // segments on their way
+  // As much as registers hold at once: loads one by one would take longer than the sums.
+  constexpr int kLanes = Config::kAlone ? 8 : 16;  // lanes of a row
+  constexpr int kAhead = Config::kAlone ? 4 : 1;   // segments loaded at a time
   constexpr int kColumns = Config::kHeadDimV / kLanes;
   const AttentionParams& attention = params.attention;
   const WorkTile& work = slot.work;
@@ -59,7 +58,7 @@ __device__ __forceinline__ void join_partials(const PrefillParams& params, const
   }
 }
 
-// The joining warp: sums of the cut tiles whose last missing segments this block has stored.
+// Adds up the cut tiles whose last missing segments this block has stored. A warp runs it.
 template <class Config>
 __device__ void join_tiles(const PrefillParams& params, typename Config::SharedMemory& shared) {
   const bool first_lane = threadIdx.x % 32 == 0;

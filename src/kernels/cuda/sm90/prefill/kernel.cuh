@@ -10,6 +10,7 @@
 //   warpgroups 1 to 3, consumers of 64 query rows each: sm90/common/consumer.cuh
 #pragma once
 
+#include "kernels/cuda/sm90/common/barriers.cuh"
 #include "kernels/cuda/sm90/common/consumer.cuh"
 #include "kernels/cuda/sm90/common/copy_tiles.cuh"
 #include "kernels/cuda/sm90/prefill/config.cuh"
@@ -20,18 +21,7 @@ namespace fovea::kernels::cuda {
 
 template <class Config>
 __device__ __forceinline__ void init_barriers(typename Config::SharedMemory& shared) {
-  for (int i = 0; i < Config::kQueryStages * Config::kConsumers; ++i) {
-    shared.q_full[0][i].init(1);
-    shared.q_empty[0][i].init(4);
-  }
-  for (int i = 0; i < Config::kKeyStages; ++i) {
-    shared.k_full[i].init(1);
-    shared.k_empty[i].init(4 * Config::kConsumers * Config::kBlocks);
-  }
-  for (int i = 0; i < Config::kStages; ++i) {
-    shared.v_full[i].init(1);
-    shared.v_empty[i].init(4 * Config::kConsumers * Config::kBlocks);
-  }
+  init_operand_barriers<Config>(shared, 1, 1);
   constexpr bool kThreeWarps = Config::kSegments || Config::kStoresApart || Config::kFindsApart;
   for (int i = 0; i < kTileSlots; ++i) {
     shared.tile_full[i].init(Config::kConsumers);
@@ -42,18 +32,7 @@ __device__ __forceinline__ void init_barriers(typename Config::SharedMemory& sha
     shared.tile_empty[i].init(4 * Config::kConsumers + (kThreeWarps ? 3 : 2));
     if constexpr (Config::kSegments) shared.segments.stored[i].init(4);
   }
-  if constexpr (Config::kMasked) {
-    for (int i = 0; i < Config::kConsumers; ++i) {
-      shared.masks.full[i].init(1);
-      shared.masks.empty[i].init(4);
-    }
-  }
-  if constexpr (Config::kStoresApart) {
-    for (int i = 0; i < Config::kConsumers; ++i) {
-      shared.stores.full[i].init(4);
-      shared.stores.empty[i].init(1);
-    }
-  }
+  init_consumer_barriers<Config>(shared);
   fence_barrier_init();
 }
 
@@ -68,8 +47,8 @@ __device__ __forceinline__ void PrefillConfig<Head, kOperand, kLoad, kScores, kS
   __syncthreads();
   meet_pair<Config>();  // the barriers of both blocks are initialized
   // Warps that wait for the previous kernel themselves read what was written before this pass.
-  const bool beside = !kSegments && params.beside;
-  if (!beside && !(kReadsAhead<Config> && params.list_settled)) wait_for_previous_kernel();
+  const bool concurrent = !kSegments && params.concurrent;
+  if (!concurrent && !(kReadsAhead<Config> && params.list_written)) wait_for_previous_kernel();
   allow_next_kernel();
   const int warpgroup = threadIdx.x / kWarpgroupThreads;
   if (warpgroup == 0) {
@@ -90,7 +69,7 @@ __device__ __forceinline__ void PrefillConfig<Head, kOperand, kLoad, kScores, kS
     }
   } else {
     take_registers<kConsumerRegisters>();
-    consume<Config>(params, shared, uniform(warpgroup - 1));
+    Consumer<Config>(params, uniform(warpgroup - 1)).run(params, shared);
   }
   meet_pair<Config>();  // neither block needs the other's shared memory any more
 }

@@ -113,8 +113,8 @@ class HopperPrefill final : public AttentionKernel {
     prefix_written_ = request.keys.prefix_written;
     shared_keys_ = request.shared_keys;
     params_.keys_last = request.keys.written_last;
-    params_.list_settled = params_.keys_settled = 0;
-    params_.beside = request.role == PassRole::concurrent;
+    params_.list_written = params_.keys_written = 0;
+    params_.concurrent = request.role == PassRole::concurrent;
     hopper::BatchBounds bounds = hopper::bounds_of(request, limits_);
     splits_ = split_ && !plans.has_prefixes() && split_->plan(request, bounds, plans);
     if (splits_) return;
@@ -151,8 +151,8 @@ class HopperPrefill final : public AttentionKernel {
     }
     active.kernel().launch({static_cast<uint32_t>(launch_.blocks)}, params_, launcher,
                            {.overlapped = true, .cluster = static_cast<uint32_t>(launch_.cluster)});
-    params_.list_settled = 1;
-    params_.keys_settled = prefix_written_;
+    params_.list_written = 1;
+    params_.keys_written = prefix_written_;
   }
 
  private:
@@ -197,7 +197,7 @@ class HopperPrefill final : public AttentionKernel {
                               bytes_of(spec.head_dim + spec.head_dim_v, stored(setup_))),
                           .segments = buffers_.segments,
                           .segment_keys = active.segment_keys(),
-                          .most_partials = partials,
+                          .max_partials = partials,
                           .blocks = launch_.blocks});
   }
 
@@ -222,7 +222,7 @@ class HopperPrefill final : public AttentionKernel {
   int32_t tokens_ = 0;  // at most
   SharedKeys shared_keys_;
   bool prefix_written_ = false;
-  PrefillParams params_{};  // what layers share; attend() adds the rest
+  PrefillParams params_{};  // shared by layers; attend() adds the rest
   struct {
     gpu::RepeatedTensorMap q, out;
   } maps_;

@@ -34,7 +34,7 @@ std::vector<FormVariants> find_forms(const AttentionSetup& setup) {
 
 }  // namespace
 
-void Parts::attend(const AttentionParams& given, int32_t tokens, bool beside, bool list_settled,
+void Parts::attend(const AttentionParams& given, int32_t tokens, bool concurrent, bool list_written,
                    int32_t layer, gpu::Launcher launcher) {
   const AttentionSpec& spec = setup_.spec;
   PrefillParams params{};
@@ -52,8 +52,8 @@ void Parts::attend(const AttentionParams& given, int32_t tokens, bool beside, bo
   } else {
     packed_.encode(setup_, shared_keys_, tokens, params);
   }
-  params.beside = beside;
-  params.list_settled = list_settled;
+  params.concurrent = concurrent;
+  params.list_written = list_written;
   kernel_.kernel().launch({static_cast<uint32_t>(given.work.ctas)}, params, launcher, kOverlapped);
 }
 
@@ -98,8 +98,8 @@ bool SplitKeys::plan(const PlanRequest& request, hopper::BatchBounds bounds, Pla
   active_ = &forms_[*form];
   active_->parts.share_keys(request.shared_keys);
   tokens_ = request.tokens;
-  beside_ = bounds.concurrent;
-  list_settled_ = false;
+  concurrent_ = bounds.concurrent;
+  list_written_ = false;
   plans.add(active_->plan, PlanParams{batch, work_, 0});
   return true;
 }
@@ -107,8 +107,8 @@ bool SplitKeys::plan(const PlanRequest& request, hopper::BatchBounds bounds, Pla
 void SplitKeys::attend(const AttentionParams& given, int32_t layer, gpu::Launcher launcher) {
   AttentionParams params = given;
   params.work = work_;
-  active_->parts.attend(params, tokens_, beside_, list_settled_, layer, launcher);
-  list_settled_ = true;
+  active_->parts.attend(params, tokens_, concurrent_, list_written_, layer, launcher);
+  list_written_ = true;
   active_->merge.run(params, launcher);
 }
 

@@ -20,9 +20,9 @@ class Parts {
         gpu::KernelStore& store)
       : setup_(setup), kernel_(setup, variant, rows, store) {}
   void share_keys(const SharedKeys& keys) { shared_keys_ = keys; }
-  // Computes the list in given.work. `tokens`: those of the planned pass, at most. beside and
-  // list_settled: as in PrefillParams.
-  void attend(const AttentionParams& given, int32_t tokens, bool beside, bool list_settled,
+  // Computes the list in given.work. `tokens`: those of the planned pass, at most. concurrent and
+  // list_written: as in PrefillParams.
+  void attend(const AttentionParams& given, int32_t tokens, bool concurrent, bool list_written,
               int32_t layer, gpu::Launcher launcher);
 
  private:
@@ -66,8 +66,8 @@ class SplitKeys {
   // The planned batch:
   Form* active_ = nullptr;
   int32_t tokens_ = 0;  // at most
-  bool beside_ = false;
-  bool list_settled_ = false;
+  bool concurrent_ = false;
+  bool list_written_ = false;
 };
 
 }  // namespace fovea::kernels::cuda::prefill

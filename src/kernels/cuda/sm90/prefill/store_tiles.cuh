@@ -6,7 +6,7 @@
 
 namespace fovea::kernels::cuda {
 
-// All row tiles of the block. A warp.
+// Stores all row tiles of the block. A warp runs it.
 template <class Config>
 __device__ void store_tiles(const PrefillParams& params, typename Config::SharedMemory& shared) {
   Ring<kTileSlots> slots;

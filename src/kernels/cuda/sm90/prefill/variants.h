@@ -20,7 +20,7 @@ struct Variants {
   std::optional<gpu::KernelVariant> few_plain, few_general;
   // For few row tiles, of heads of 192/128.
   std::optional<gpu::KernelVariant> few_whole;
-  std::vector<gpu::KernelVariant> few_rows;  // those of sm90/few_rows
+  std::vector<gpu::KernelVariant> few_rows;  // kernels of sm90/few_rows
   // The same as plain and general, by pairs of blocks.
   std::optional<gpu::KernelVariant> pairs, general_pairs;
 };

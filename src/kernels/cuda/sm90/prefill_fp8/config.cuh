@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tiles, stages, registers and shared memory of prefill by fp8 products. The reasons for its
-// numbers are in docs/kernels/flash_prefill.md.
+// numbers are in docs/kernels/prefill_fp8.md.
 #pragma once
 
 #include "kernels/cuda/common/conditional.cuh"
@@ -44,7 +44,7 @@ struct PrefillFp8Config : Axes<Head, Types<kOperand, kOperand>, pages, kScores, 
   static constexpr bool kStageOut = true;
 
   using Slot = TileSlot;
-  using Queries = uint16_t[kDimBlocks][kGroupRows][kSwizzledColumns];  // of a consumer
+  using Queries = uint16_t[kDimBlocks][kGroupRows][kSwizzledColumns];  // a consumer's
   struct SharedMemory {
     alignas(1024) Queries q[kQueryStages][kConsumers];
     alignas(1024) uint16_t k[kKeyStages][kDimBlocks][kKeys][kSwizzledColumns];

@@ -9,6 +9,7 @@
 //   warpgroups 1 to 3, consumers of 64 query rows each: sm90/common/consumer.cuh
 #pragma once
 
+#include "kernels/cuda/sm90/common/barriers.cuh"
 #include "kernels/cuda/sm90/common/consumer.cuh"
 #include "kernels/cuda/sm90/common/copy_tiles.cuh"
 #include "kernels/cuda/sm90/prefill_fp8/config.cuh"
@@ -19,18 +20,7 @@ namespace fovea::kernels::cuda {
 
 template <class Config>
 __device__ __forceinline__ void init_barriers(typename Config::SharedMemory& shared) {
-  for (int i = 0; i < Config::kQueryStages * Config::kConsumers; ++i) {
-    shared.q_full[0][i].init(1);
-    shared.q_empty[0][i].init(4);
-  }
-  for (int i = 0; i < Config::kKeyStages; ++i) {
-    shared.k_full[i].init(1);
-    shared.k_empty[i].init(4 * Config::kConsumers);
-  }
-  for (int i = 0; i < Config::kStages; ++i) {
-    shared.v_full[i].init(Config::kTransposers);
-    shared.v_empty[i].init(4 * Config::kConsumers);
-  }
+  init_operand_barriers<Config>(shared, 1, Config::kTransposers);
   for (int i = 0; i < Config::kStages; ++i) {
     shared.raw_full[i].init(1);
     shared.raw_empty[i].init(Config::kTransposers);
@@ -40,18 +30,7 @@ __device__ __forceinline__ void init_barriers(typename Config::SharedMemory& sha
     // Transposers are done with a tile before consumers are.
     shared.tile_empty[i].init(4 * Config::kConsumers + 1);
   }
-  if constexpr (Config::kMasked) {
-    for (int i = 0; i < Config::kConsumers; ++i) {
-      shared.masks.full[i].init(1);
-      shared.masks.empty[i].init(4);
-    }
-  }
-  if constexpr (Config::kStoresApart) {
-    for (int i = 0; i < Config::kConsumers; ++i) {
-      shared.stores.full[i].init(4);
-      shared.stores.empty[i].init(1);
-    }
-  }
+  init_consumer_barriers<Config>(shared);
   fence_barrier_init();
 }
 
@@ -65,7 +44,7 @@ __device__ __forceinline__ void PrefillFp8Config<Head, kOperand, kScores>::run(
   if (threadIdx.x == 32) prefetch_maps<Config>(params);
   __syncthreads();
   // Warps that wait for the previous kernel themselves read what was written before this pass.
-  if (!params.beside && !params.list_settled) wait_for_previous_kernel();
+  if (!params.concurrent && !params.list_written) wait_for_previous_kernel();
   allow_next_kernel();
   const int warpgroup = threadIdx.x / kWarpgroupThreads;
   if (warpgroup == 0) {
@@ -80,7 +59,7 @@ __device__ __forceinline__ void PrefillFp8Config<Head, kOperand, kScores>::run(
     }
   } else {
     take_registers<kConsumerRegisters>();
-    consume<Config>(params, shared, uniform(warpgroup - 1));
+    Consumer<Config>(params, uniform(warpgroup - 1)).run(params, shared);
   }
 }
 

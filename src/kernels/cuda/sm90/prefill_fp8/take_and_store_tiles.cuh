@@ -7,8 +7,8 @@
 
 namespace fovea::kernels::cuda {
 
-// As take_tiles, and stores all row tiles: when a tile's queries have found room, the rows of the
-// one two before are about to be staged. A warp.
+// Does what take_tiles() does, and stores all row tiles: when there is room for a tile's queries,
+// the rows of the tile two before are about to be staged. A warp runs it.
 template <class Config>
 __device__ void take_and_store_tiles(const PrefillParams& params,
                                      typename Config::SharedMemory& shared) {

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// V of fp8 products, from rows of keys to rows of dims: two producer warps between the copy of a
-// key tile and its products (as FlashAttention-3 does it, arXiv:2407.08608, section 3.3).
+// The producer warps that transpose V for fp8 products, from rows of keys to rows of dims, between
+// the copy of a key tile and its products (as in FlashAttention-3, arXiv:2407.08608, section 3.3).
 #pragma once
 
 #include "kernels/cuda/sm90/common/copy_tiles.cuh"
 
 namespace fovea::kernels::cuda {
 
-// 32 keys x 16 dims at a time. Transposed 16-bit loads bring a lane two dims of keys 2t, 2t + 1 (t:
-// its place among four) of every eight; bytes of one dim of 2t, 2t + 1, 2t + 8, 2t + 9 become a
-// word of that dim's row, which is the order weights come in. Keys outside of [live_begin,
-// live_end) become zeros.
+// Transposes a key tile, 32 keys x 16 dims at a time. Transposed 16-bit loads bring a lane two dims
+// of keys 2t and 2t + 1 of every eight, where t is its place among four. Bytes of one dim of 2t, 2t
+// + 1, 2t + 8 and 2t + 9 become a word of that dim's row: the order of weights. Keys outside
+// [live_begin, live_end) become zeros.
 template <class Config>
 __device__ __forceinline__ void transpose_tile(
     const uint16_t (&from)[Config::kDimVBlocks][Config::kKeys][kSwizzledColumns],
@@ -18,11 +18,11 @@ __device__ __forceinline__ void transpose_tile(
     int live_begin, int live_end) {
   const int lane = threadIdx.x % 32;
   const bool all_live = live_begin <= 0 && live_end >= Config::kKeys;
-  // Even dims of the first four rows of a matrix and odd ones of the others meet no bank twice.
+  // Even dims of a matrix's first four rows and odd dims of the others never share a bank.
   const bool upper = lane / 4 >= 4;
   const uint32_t bytes0 = upper ? 0x7531 : 0x6420;
   const uint32_t bytes1 = upper ? 0x6420 : 0x7531;
-  // Matrices 0, 1: both words of keys 0..15; 2, 3: of keys 16..31.
+  // Matrices 0 and 1 have both words of keys 0 to 15, matrices 2 and 3 those of keys 16 to 31.
   const int dim = lane % 8 * 2 + ((lane / 8 % 2 == 1) != (lane % 8 >= 4));
   constexpr int kBatch = 4;  // groups of 16 dims, loaded before the first is stored
   static_assert(Config::kHeadDimV % (16 * kBatch * Config::kTransposers) == 0);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tiles, stages, registers and shared memory of prefill whose keys threads bring or widen. The
-// reasons for its numbers are in docs/kernels/flash_prefill_rows.md.
+// reasons for its numbers are in docs/kernels/prefill_gather.md.
 #pragma once
 
 #include "kernels/cuda/common/conditional.cuh"
@@ -62,7 +62,7 @@ struct PrefillGatherConfig : Axes<Head, Elements, kLoad, kScores, kSums> {
   using Raw = RawPieces<kWidensApart, (kHeadDim > kHeadDimV ? kHeadDim : kHeadDimV)>;
 
   using Slot = Conditional<kParts, PartSlot, TileSlot>;
-  using Queries = uint16_t[kDimBlocks][kGroupRows][kSwizzledColumns];  // of a consumer
+  using Queries = uint16_t[kDimBlocks][kGroupRows][kSwizzledColumns];  // a consumer's
   struct SharedMemory {
     alignas(1024) Queries q[kQueryStages][kConsumers];
     alignas(1024) uint16_t k[kKeyStages][kDimBlocks][kKeys][kSwizzledColumns];
@@ -79,7 +79,7 @@ struct PrefillGatherConfig : Axes<Head, Elements, kLoad, kScores, kSums> {
     // Rows of some key tiles in memory; null: the request does not own the key.
     const char* k_places[kFindsRows ? kPlaceSlots : 1][kFindsRows ? kKeys : 1];
     const char* v_places[kFindsRows ? kPlaceSlots : 1][kFindsRows ? kKeys : 1];
-    int begun[kPlaceSlots];  // what each of these key tiles begins
+    int begun[kPlaceSlots];  // row tile that each of these key tiles begins
     [[no_unique_address]] Conditional<kFindsRows, WholeTiles<kPlaceSlots>, Nothing> whole;
     Slot tiles[kTileSlots];
     TransactionBarrier q_full[kQueryStages][kConsumers], q_empty[kQueryStages][kConsumers];

@@ -11,6 +11,7 @@
 //   warpgroup 3 of boxes without masks widens V
 #pragma once
 
+#include "kernels/cuda/sm90/common/barriers.cuh"
 #include "kernels/cuda/sm90/common/consumer.cuh"
 #include "kernels/cuda/sm90/prefill_gather/config.cuh"
 #include "kernels/cuda/sm90/prefill_gather/load_rows.cuh"
@@ -21,18 +22,7 @@ namespace fovea::kernels::cuda {
 
 template <class Config>
 __device__ __forceinline__ void init_barriers(typename Config::SharedMemory& shared) {
-  for (int i = 0; i < Config::kQueryStages * Config::kConsumers; ++i) {
-    shared.q_full[0][i].init(1);
-    shared.q_empty[0][i].init(4);
-  }
-  for (int i = 0; i < Config::kKeyStages; ++i) {
-    shared.k_full[i].init(kLoaderThreads);
-    shared.k_empty[i].init(4 * Config::kConsumers);
-  }
-  for (int i = 0; i < Config::kStages; ++i) {
-    shared.v_full[i].init(32 * kValueWarps<Config>);
-    shared.v_empty[i].init(4 * Config::kConsumers);
-  }
+  init_operand_barriers<Config>(shared, kLoaderThreads, 32 * kValueWarps<Config>);
   for (int i = 0; i < Config::Raw::kBarriers; ++i) {
     shared.raw_full[i].init(1);
     shared.raw_empty[i].init(i % 2 == 1 ? kValueWarps<Config> : kLoaderWarps);
@@ -42,12 +32,7 @@ __device__ __forceinline__ void init_barriers(typename Config::SharedMemory& sha
     // Warps that load rows are done with a tile before consumers are.
     shared.tile_empty[i].init(4 * Config::kConsumers);
   }
-  if constexpr (Config::kMasked) {
-    for (int i = 0; i < Config::kConsumers; ++i) {
-      shared.masks.full[i].init(1);
-      shared.masks.empty[i].init(4);
-    }
-  }
+  init_consumer_barriers<Config>(shared);
   if constexpr (Config::kTokens) {
     for (int i = 0; i < kTokenSlots; ++i) {
       shared.tokens.full[i].init(1);
@@ -74,7 +59,7 @@ __device__ __forceinline__ void PrefillGatherConfig<Head, Elements, kLoad, kScor
   auto& shared = *reinterpret_cast<SharedMemory*>(dynamic_shared);
   if (threadIdx.x == 0) init_barriers<Config>(shared);
   __syncthreads();
-  if (!params.beside) wait_for_previous_kernel();
+  if (!params.concurrent) wait_for_previous_kernel();
   allow_next_kernel();
   const int warpgroup = threadIdx.x / kWarpgroupThreads;
   if (warpgroup == 0) {
@@ -105,7 +90,8 @@ __device__ __forceinline__ void PrefillGatherConfig<Head, Elements, kLoad, kScor
   } else {
     take_registers<kConsumerRegisters>();
     const int consumer = warpgroup - 1;
-    consume<Config>(params, shared, kUniformConsumers<Config> ? uniform(consumer) : consumer);
+    Consumer<Config>(params, kUniformConsumers<Config> ? uniform(consumer) : consumer)
+        .run(params, shared);
   }
 }
 

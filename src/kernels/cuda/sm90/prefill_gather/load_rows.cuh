@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The producer of pages of a few tokens and of fp8 caches. One warp finds the rows of K and V
-// (locate_rows.cuh), three gather them with 16-byte copies. 16-bit rows go straight to their
-// swizzled places; fp8 rows go through pieces of raw bytes, two of which are on their way while one
-// is widened to f16. Keys that are not the request's, or have left its window, become zeros.
+// Producer warps that copy rows of K and V one by one, from pages of a few tokens and from fp8
+// caches. One warp finds the rows (locate_rows.cuh), three copy them, 16 bytes a lane. 16-bit rows
+// go straight to their swizzled places. fp8 rows become pieces of raw bytes: two are being copied
+// while one is widened to f16. Keys that the request does not own or that have left its window
+// become zeros.
 #pragma once
 
 #include "kernels/cuda/sm90/common/fp8.cuh"
@@ -15,31 +16,35 @@ constexpr int kLoaderThreads = 32 * kLoaderWarps;
 // Warps that widen values.
 template <class Config>
 constexpr int kValueWarps = Config::kWidensApart ? 4 : kLoaderWarps;
-constexpr int kLoaderBarrier = 7;  // named
 
-// 0..95: warp 1 of the producer finds the rows. Of a warpgroup that only widens 0..127.
+// Returns the thread's number among the loaders, 0 to 95: warp 1 of the producer finds rows. In a
+// warpgroup that only widens it is 0 to 127.
 __device__ __forceinline__ int loader_thread() {
   const int thread = threadIdx.x;
   return thread < 32                  ? thread
          : thread < kWarpgroupThreads ? thread - 32
                                       : thread % kWarpgroupThreads;
 }
-__device__ __forceinline__ void loaders_meet() {
-  named_barrier_wait(kLoaderBarrier, kLoaderThreads);
-}
+__device__ __forceinline__ void loaders_meet() { named_barrier_wait(kLoaders, kLoaderThreads); }
 
-// Copies kKeys rows of kBytes, of which `live_bytes` exist. `to(row, chunk)` is where 16 bytes go;
-// rows that are 8 apart lie 8 * kPitch bytes apart, chunks that are kRowLanes apart kNext bytes. A
-// warp takes every third group of 8 rows: so a lane's places differ by constants. kWhole: all rows
-// and their bytes are live.
-template <int kBytes>
-constexpr int kRowLanes = kBytes % 128 == 0 ? 8 : 4;  // neighbouring ones that copy a row
+// Rows of kBytes and their places in shared memory: rows that are 8 apart lie 8 * kPitch bytes
+// apart, chunks that are kLanes apart kNext bytes. kLanes neighbouring lanes copy a row.
+template <int kRowBytes, int kRowPitch, int kChunkPitch>
+struct RowLayout {
+  static constexpr int kBytes = kRowBytes;
+  static constexpr int kPitch = kRowPitch;
+  static constexpr int kNext = kChunkPitch;
+  static constexpr int kLanes = kRowBytes % 128 == 0 ? 8 : 4;
+};
 
-template <int kKeys, int kBytes, int kPitch, int kNext, bool kWhole, typename To>
+// Copies kKeys rows, of which `live_bytes` exist. to(row, chunk) returns the place of 16 bytes. A
+// warp takes every third group of 8 rows, so that a lane's places differ by constants. kWhole: all
+// rows and their bytes are live.
+template <class Layout, bool kWhole, int kKeys, typename To>
 __device__ __forceinline__ void copy_live_rows(const char* const (&places)[kKeys], int live_bytes,
                                                To to) {
-  constexpr int kLanes = kRowLanes<kBytes>;
-  constexpr int kRowsOfLane = kLanes / 4;  // in a group
+  constexpr int kLanes = Layout::kLanes;
+  constexpr int kRowsOfLane = kLanes / 4;  // rows of a lane in a group
   constexpr int kGroups = kKeys / 8;
   const int warp = loader_thread() / 32;
   const int lane = threadIdx.x % 32;
@@ -50,8 +55,7 @@ __device__ __forceinline__ void copy_live_rows(const char* const (&places)[kKeys
 #pragma unroll
   for (int group = 0; group < kGroups; group += kLoaderWarps) {
     if (group + kLoaderWarps > kGroups && warp + group >= kGroups) break;
-    // A copy reads its registers late, and what would overwrite them waits: so addresses come
-    // first.
+    // Addresses come first: a copy reads its registers late, and writes to them would wait for it.
     const char* from[kRowsOfLane];
     bool live[kRowsOfLane];
 #pragma unroll
@@ -63,8 +67,8 @@ __device__ __forceinline__ void copy_live_rows(const char* const (&places)[kKeys
 #pragma unroll
     for (int i = 0; i < kRowsOfLane; ++i) {
 #pragma unroll
-      for (int chunk = 0; chunk < kBytes / 16; chunk += kLanes) {
-        const uint32_t at = first[i] + group * 8 * kPitch + chunk / kLanes * kNext;
+      for (int chunk = 0; chunk < Layout::kBytes / 16; chunk += kLanes) {
+        const uint32_t at = first[i] + group * 8 * Layout::kPitch + chunk / kLanes * Layout::kNext;
         if constexpr (kWhole) {
           copy_line_async(at, from[i] + chunk * 16);
         } else {
@@ -77,13 +81,13 @@ __device__ __forceinline__ void copy_live_rows(const char* const (&places)[kKeys
 }
 
 // Key tiles between a request's first and last take half the instructions.
-template <int kKeys, int kBytes, int kPitch, int kNext, typename To>
+template <class Layout, int kKeys, typename To>
 __device__ __forceinline__ void copy_rows(const char* const (&places)[kKeys], bool whole,
                                           int live_bytes, To to) {
-  if (whole && live_bytes == kBytes) {
-    copy_live_rows<kKeys, kBytes, kPitch, kNext, true>(places, live_bytes, to);
+  if (whole && live_bytes == Layout::kBytes) {
+    copy_live_rows<Layout, true>(places, live_bytes, to);
   } else {
-    copy_live_rows<kKeys, kBytes, kPitch, kNext, false>(places, live_bytes, to);
+    copy_live_rows<Layout, false>(places, live_bytes, to);
   }
 }
 
@@ -98,7 +102,7 @@ __device__ __forceinline__ void gather_tile(
     const char* const (&places)[Config::kKeys], bool whole, int live_dim,
     uint16_t (&to)[kDim / kSwizzledColumns][Config::kKeys][kSwizzledColumns],
     TransactionBarrier& full) {
-  copy_rows<Config::kKeys, 2 * kDim, kSwizzledBytes, sizeof(to[0])>(
+  copy_rows<RowLayout<2 * kDim, kSwizzledBytes, sizeof(to[0])>>(
       places, whole, 2 * live_dim, [&](int row, int chunk) { return swizzled(to, row, chunk); });
   full.arrive_after_copies();
 }
@@ -109,7 +113,8 @@ __device__ __forceinline__ void release_places(typename Config::SharedMemory& sh
   if (threadIdx.x % 32 == 0) shared.places_empty[slot].arrive();
 }
 
-// 16-bit rows. Values follow the keys of the next key tile, as consumers read them.
+// Copies 16-bit rows. Values follow the keys of the next key tile, in the order that consumers read
+// them. Three warps run it.
 template <class Config>
 __device__ void gather_rows(const PrefillParams& params, typename Config::SharedMemory& shared) {
   const AttentionParams& attention = params.attention;
@@ -144,8 +149,8 @@ __device__ void gather_rows(const PrefillParams& params, typename Config::Shared
   wait_copies<0>();
 }
 
-// Where a chunk of an fp8 row waits: rows of an even and an odd number lie in different halves of
-// 128 bytes, so that eight threads that widen four chunks of both meet no bank twice.
+// Returns where a chunk of an fp8 row waits. Rows with even and odd numbers lie in different halves
+// of 128 bytes, so that eight threads that widen four chunks of both never share a bank.
 template <int kKeys, int kRowBytes>
 __device__ __forceinline__ uint8_t* raw_chunk(uint8_t (&piece)[kKeys][kRowBytes], int bytes,
                                               int row, int chunk) {
@@ -153,7 +158,8 @@ __device__ __forceinline__ uint8_t* raw_chunk(uint8_t (&piece)[kKeys][kRowBytes]
   return &piece[0][0] + row * bytes + (chunk ^ flip) * 16;
 }
 
-// 16 values of a row to its swizzled places. kScaled: times `scale`, the same f16 twice.
+// Widens 16 values of a row to their swizzled places. kScaled: multiplies them by `scale`, which
+// holds the same f16 twice.
 template <Type kFrom, bool kScaled>
 __device__ __forceinline__ void store_wide(const uint4& raw, uint32_t scale, uint16_t* first,
                                            uint16_t* second) {
@@ -170,9 +176,9 @@ __device__ __forceinline__ void store_wide(const uint4& raw, uint32_t scale, uin
   *reinterpret_cast<uint4*>(second) = wide(raw.z, raw.w);
 }
 
-// A landed piece to a stage: a warp takes 8 rows of 4 chunks at a time. Boxes lie swizzled. kLive:
-// all rows are, else those outside of `live` become zeros. kScaled: values times their scales, over
-// `unit`.
+// Widens a landed piece into a stage. A warp takes 8 rows of 4 chunks at a time. Boxes lie
+// swizzled. kLive: all rows are live; otherwise rows outside `live` become zeros. kScaled:
+// multiplies values by their scales over `unit`.
 template <class Config, int kBytes, int kWarps, bool kLive, bool kScaled>
 __device__ __forceinline__ void widen_rows_of_piece(
     uint8_t (&piece)[Config::kKeys][Config::Raw::kRowBytes],
@@ -181,7 +187,7 @@ __device__ __forceinline__ void widen_rows_of_piece(
   const float factor = 1 / unit;
   constexpr int kGroups = Config::kKeys / 8;
   constexpr bool kEven = kGroups % kWarps == 0;
-  constexpr int kBatch = kWarps;  // loaded before the first is stored
+  constexpr int kBatch = kWarps;  // words loaded before the first is stored
   const int lane = threadIdx.x % 32;
   int warp = loader_thread() / 32;
 #pragma unroll 1
@@ -217,11 +223,11 @@ __device__ __forceinline__ void widen_rows_of_piece(
       }
     }
     if constexpr (!kEven)
-      warp = warp == 0 ? kWarps - 1 : warp - 1;  // the first warps have a group more
+      warp = warp == 0 ? kWarps - 1 : warp - 1;  // the first warps have one more group
   }
 }
 
-// scales: of the values, relative to `unit`; null: none.
+// `scales` of values are relative to `unit`; null: there are none.
 template <class Config, int kBytes, int kWarps = kLoaderWarps>
 __device__ __forceinline__ void widen_piece(
     uint8_t (&piece)[Config::kKeys][Config::Raw::kRowBytes],
@@ -244,20 +250,20 @@ template <class Config, int kDim>
 __device__ __forceinline__ void copy_piece(const char* const (&places)[Config::kKeys], bool whole,
                                            int live_dim,
                                            uint8_t (&to)[Config::kKeys][Config::Raw::kRowBytes]) {
-  copy_rows<Config::kKeys, kDim, kDim, 16 * kRowLanes<kDim>>(
+  copy_rows<RowLayout<kDim, kDim, 16 * (kDim % 128 == 0 ? 8 : 4)>>(
       places, whole, live_dim, [&](int row, int chunk) { return raw_chunk(to, kDim, row, chunk); });
 }
 
-// fp8 rows: each turn of the loop widens K and V of one key tile while those of the next are
-// copied.
+// Widens fp8 rows: each turn of the loop widens K and V of one key tile while those of the next are
+// being copied. Three warps run it.
 template <class Config>
 __device__ void widen_rows(const PrefillParams& params, typename Config::SharedMemory& shared) {
   const AttentionParams& attention = params.attention;
   Ring<Config::kStages> stages;
   Ring<Config::kQueryStages> q;
-  Ring<Config::Raw::kPieces> to;     // of the next copy; behind it, the oldest piece
-  Ring<Config::kPlaceSlots> places;  // of the key tile to copy
-  int begun;                         // by that one
+  Ring<Config::Raw::kPieces> to;     // place of the next copy, after which comes the oldest piece
+  Ring<Config::kPlaceSlots> places;  // place of the next key tile
+  int begun;                         // row tile that the next key tile begins
   const auto find_next = [&] {
     shared.places_full[places.stage].wait(places.phase);
     begun = shared.begun[places.stage];
@@ -282,7 +288,7 @@ __device__ void widen_rows(const PrefillParams& params, typename Config::SharedM
     commit_copies();
     to.advance();
   };
-  // When all have come here the oldest piece has landed, and the one before it was widened.
+  // Afterwards the oldest piece has landed, and the one before it has been widened.
   const auto await_piece = [&] {
     wait_copies<Config::Raw::kPieces - 2>();
     loaders_meet();

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The producer of pages of one token. One warp takes row tiles and starts copies of the page
-// table's entries of their key tiles, three gather the rows of K and V by them: a row's address is
-// one multiply-add.
+// Producer warps for pages of one token. One warp takes row tiles and copies the page table's
+// entries of their key tiles; three copy the rows of K and V: a row's address is one multiply-add.
 #pragma once
 
 #include "kernels/cuda/sm90/prefill_gather/load_rows.cuh"
 
 namespace fovea::kernels::cuda {
 
-// Warp 1. Entries are kTokenSlots key tiles ahead of the rows.
+// Takes row tiles and copies page ids, up to kTokenSlots key tiles before the rows. Warp 1 runs it.
 template <class Config>
 __device__ void take_token_tiles(const PrefillParams& params,
                                  typename Config::SharedMemory& shared) {
@@ -34,7 +33,8 @@ __device__ void take_token_tiles(const PrefillParams& params,
       if (lane == 0) {
         const int key = block * Config::kKeys;
         tokens.tiles[at.stage] = {k, v, {live.begin - key, live.end - key}};
-        // Entries behind the request's keys are not used. The table's rows have multiples of 256.
+        // Entries after the request's keys are not used. The rows of the table are multiples of 256
+        // entries.
         const int entries = min(Config::kKeys, static_cast<int>(keys.page_table_stride) - key);
         const int bytes = entries * static_cast<int>(sizeof(int32_t));
         tokens.full[at.stage].arrive_expecting(bytes);
@@ -52,17 +52,17 @@ __device__ void take_token_tiles(const PrefillParams& params,
   taker.finish();
 }
 
-// What a warp copies of a key tile of K or V: every third group of 16 rows, of V from another one
-// on than of K, so that it has 5 or 6 of 16 groups. 8 lanes copy four neighbouring rows, 16 bytes
-// of each 128 a lane.
+// The rows of a key tile of K or V that a warp copies: every third group of 16 rows. Groups of V
+// begin with another warp than those of K, so that each warp has 5 or 6 of 16 groups. 8 lanes copy
+// four neighbouring rows, 16 bytes of each 128 a lane.
 template <class Config, bool kOfKeys>
 struct TokenGroups {
   static constexpr int kRows = 16;
   static constexpr int kPitch = kLoaderWarps * kRows;
   static constexpr int kAll = Config::kKeys / kRows;
-  static constexpr int kOwn = (kAll + kLoaderWarps - 1) / kLoaderWarps;  // at most
-  int first;                                                             // group
-  int first_row;                                                         // of the lane
+  static constexpr int kOwn = (kAll + kLoaderWarps - 1) / kLoaderWarps;  // maximum number of groups
+  int first;                                                             // first group
+  int first_row;                                                         // first row of the lane
 
   __device__ __forceinline__ TokenGroups()
       : first((loader_thread() / 32u + (kOfKeys ? 0 : 1)) % kLoaderWarps),
@@ -72,8 +72,8 @@ struct TokenGroups {
   }
 };
 
-// Rows of a key tile, all of whose keys and columns are live. `first`: where the lane's first row
-// goes, row_0: what it copies of the row in page 0.
+// Copies the rows of a key tile whose keys and columns are all live. `first` is the place of the
+// lane's first row, row_0 its part of the row in page 0.
 template <class Config, bool kOfKeys>
 __device__ __forceinline__ void copy_whole_tokens(
     const TokenGroups<Config, kOfKeys>& groups,
@@ -89,7 +89,7 @@ __device__ __forceinline__ void copy_whole_tokens(
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const char* const from = multiply_add_wide(four[j], stride, row_0);
-      // Rows that are j apart lie in chunks whose numbers differ in the bits of j.
+      // The numbers of chunks of rows that are j apart differ in the bits of j.
       const uint32_t to =
           (first ^ j * (kSwizzledBytes + 16)) + group * Groups::kPitch * kSwizzledBytes;
 #pragma unroll
@@ -101,7 +101,7 @@ __device__ __forceinline__ void copy_whole_tokens(
   }
 }
 
-// The same where some are not live, which become zeros, or rows lie far apart.
+// Copies rows of which some are not live and become zeros, or whose pages lie far apart.
 template <class Config, bool kOfKeys>
 __device__ __forceinline__ void copy_live_tokens(const TokenGroups<Config, kOfKeys>& groups,
                                                  const int32_t* pages, const Interval& live,
@@ -111,7 +111,7 @@ __device__ __forceinline__ void copy_live_tokens(const TokenGroups<Config, kOfKe
   constexpr int kColumnBlocks = (kOfKeys ? Config::kHeadDim : Config::kHeadDimV) / kSwizzledColumns;
 #pragma unroll 1
   for (int i = 0; i < Groups::kOwn * 4 && groups.has(i / 4); ++i) {
-    const int row = i / 4 * Groups::kPitch + i % 4;  // from the lane's first on
+    const int row = i / 4 * Groups::kPitch + i % 4;  // counted from the lane's first row
     const bool is_live = groups.first_row + row >= live.begin && groups.first_row + row < live.end;
     const char* const from = row_0 + (is_live ? pages[groups.first_row + row] * stride : 0);
     const uint32_t to =
@@ -125,7 +125,7 @@ __device__ __forceinline__ void copy_live_tokens(const TokenGroups<Config, kOfKe
   }
 }
 
-// Waits for a stage and copies the rows of a key tile there. near: rows lie less than 2 GB apart.
+// Waits for a stage and copies the rows of a key tile there. `near`: rows lie less than 2 GB apart.
 template <class Config, bool kOfKeys, class Stage>
 __device__ __forceinline__ void copy_tokens(const AttentionParams& attention, bool near,
                                             const TokenTile& tile,
@@ -156,7 +156,8 @@ __device__ __forceinline__ void copy_tokens(const AttentionParams& attention, bo
   full.arrive_after_copies();
 }
 
-// Values follow the keys of the next key tile, as consumers read them. Three warps.
+// Copies rows. Values follow the keys of the next key tile, in the order that consumers read them.
+// Three warps run it.
 template <class Config>
 __device__ void gather_tokens(const PrefillParams& params, typename Config::SharedMemory& shared) {
   const AttentionParams& attention = params.attention;

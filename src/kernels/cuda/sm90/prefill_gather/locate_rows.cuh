@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The warp that finds the rows of K and V in the cache for those that copy them.
+// The producer warp that finds the rows of K and V in the cache for those that copy them.
 #pragma once
 
 #include "kernels/cuda/sm90/common/copy_tiles.cuh"
@@ -7,21 +7,20 @@
 
 namespace fovea::kernels::cuda {
 
-// What a key tile begins: the row tile in this slot, or
+// Values of `begun` other than the slot of the row tile that a key tile begins.
 constexpr int kSameTile = -1, kNoMoreTiles = -2;
 
-// Where a request's keys are in a cache: a page and a place in it. Branches and divisions are left
-// out, as one warp finds all rows: it was what prefill over pages of 1 waited for (H200,
-// 2026-11-22).
+// Finds a request's keys in a cache: a page and a place in it. One warp finds all rows, so there
+// are no branches and divisions.
 struct RowFinder {
-  const int32_t* pages;  // of the request
+  const int32_t* pages;  // page table of the request
   Interval live;         // keys to be read
   int page_size;
   uint32_t inverse;  // (2^32 - 1) / page_size, rounded down
 
   struct Row {
-    int page;   // not yet there when the finder returns it
-    int place;  // -1: the key is not live, the page one of the request's
+    int page;   // may not have arrived when find() returns
+    int place;  // -1: the key is not live, and `page` is any page of the request
   };
   __device__ __forceinline__ Row find(int key) const {
     const int within = max(min(max(key, live.begin), live.end - 1), 0);
@@ -34,7 +33,7 @@ struct RowFinder {
   }
 };
 
-// Rows of a key tile: those of the lane's keys lane, lane + 32, ...
+// The rows of the lane's keys in a key tile: lane, lane + 32 and so on.
 template <class Config>
 struct RowsOfTile {
   static constexpr int kRows = (Config::kKeys + 31) / 32;
@@ -47,7 +46,7 @@ struct RowsOfTile {
   }
 };
 
-// Notes where the rows of a key tile are; starts to copy the scales that each key has.
+// Stores the addresses of a key tile's rows, and starts to copy the scales of its keys.
 template <class Config>
 __device__ __forceinline__ void note_places(const PrefillParams& params,
                                             typename Config::SharedMemory& shared, int kv_head,
@@ -78,9 +77,9 @@ __device__ __forceinline__ void note_places(const PrefillParams& params,
   }
 }
 
-// Warp 1: takes tiles and finds the rows of their key tiles, kPlaceSlots ahead of the copies, and
-// their masks; pages are read one key tile ahead of their use. Masks come last: their memory may
-// wait for what was handed on.
+// Takes row tiles, and finds the rows and masks of their key tiles. Rows are found kPlaceSlots key
+// tiles before they are copied, and pages are read one key tile before that. Masks come last: their
+// memory may wait for what has been handed on. Warp 1 runs it.
 template <class Config>
 __device__ void locate_rows(const PrefillParams& params, typename Config::SharedMemory& shared) {
   const int lane = threadIdx.x % 32;

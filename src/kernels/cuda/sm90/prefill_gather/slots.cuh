@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the producer warps of prefill_gather hand each other in shared memory.
+// Data that the producer warps of prefill_gather hand each other in shared memory.
 #pragma once
 
 #include "kernels/cuda/sm90/common/work_tile.cuh"

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// The producer of fp8 caches in pages of multiples of 16: the copy engine brings rows as they lie,
-// two pieces (K or V of a key tile) ahead, and three warps widen them to f16. Keys that are not the
-// request's, or have left its window, become zeros.
+// Producer warps for fp8 caches in pages of multiples of 16 tokens: the copy engine brings raw
+// rows, K or V of a key tile as a piece, and threads widen them to f16 while it brings the next two
+// pieces. Keys that the request does not own or that have left its window become zeros.
 #pragma once
 
 #include "kernels/cuda/sm90/prefill_gather/load_rows.cuh"
 
 namespace fovea::kernels::cuda {
 
-// Of the keys of a key tile whose scales a lane copies the first: with the three that are 4, 8 and
-// 12 behind it, it lies in one box, as these have multiples of 16 keys.
+// Returns the first of the four keys of a key tile whose scales a lane copies. The others are 4, 8
+// and 12 after it, and all lie in one box, because boxes have multiples of 16 keys.
 __device__ __forceinline__ int scales_key() {
   const int lane = threadIdx.x % 32;
   return lane / 4 * 16 + lane % 4;
 }
 
-// Starts to copy the scales that each key has; `place` is that of the lane's box, `box` that of
+// Starts to copy the scales of a key tile. `place` is that of the lane's box, `box` that of
 // scales_key().
 template <class Config>
 __device__ __forceinline__ void copy_scales(const PrefillParams& params,
@@ -34,19 +34,19 @@ __device__ __forceinline__ void copy_scales(const PrefillParams& params,
 #pragma unroll
   for (int i = 0; i < 16; i += 4) {
     const int key = block * Config::kKeys + n + i;
-    const int bytes = key >= begin && key < tile.kv_len ? 4 : 0;  // 0: not read
+    const int bytes = key >= begin && key < tile.kv_len ? 4 : 0;  // with 0 nothing is read
     const int64_t further = int64_t{i} * keys.scale_slot_stride;
     copy_word_async(&shared.scales[slot][0][n + i], keys.k_scale + at + further, bytes);
     copy_word_async(&shared.scales[slot][1][n + i], keys.v_scale + at + further, bytes);
   }
 }
 
-// Where a piece lies, by the number of its barriers.
+// Returns the place of a piece by the number of its barriers.
 template <class Config>
 __device__ __forceinline__ int piece_of(int barrier) {
   return barrier < Config::Raw::kPieces ? barrier : barrier - Config::Raw::kPieces;
 }
-// The barriers of the piece that lay there before.
+// Returns the barriers of the piece that was there before.
 template <class Config>
 __device__ __forceinline__ Ring<Config::Raw::kBarriers> piece_before(
     const Ring<Config::Raw::kBarriers>& at) {
@@ -55,13 +55,13 @@ __device__ __forceinline__ Ring<Config::Raw::kBarriers> piece_before(
   return {stage + Config::Raw::kBarriers, at.phase ^ 1};
 }
 
-// Warp 1: takes tiles and starts their boxes.
+// Takes row tiles and starts their boxes. Warp 1 runs it.
 template <class Config>
 __device__ void load_raw(const PrefillParams& params, typename Config::SharedMemory& shared) {
   static_assert(Config::kKeys <= 32 / 4 * 16 && Config::kKeys % 16 == 0);
   const int lane = threadIdx.x % 32;
   const int scales_box =
-      scales_key() / params.box_keys;  // once: divisions take many of the warp's few turns
+      scales_key() / params.box_keys;  // once, because divisions take many of the warp's few turns
   TileTaker<Config> taker{params, shared};
   Ring<Config::kPlaceSlots> places;
   Ring<Config::kScaleSlots> scales;
@@ -74,7 +74,7 @@ __device__ void load_raw(const PrefillParams& params, typename Config::SharedMem
     auto& piece = shared.raw[piece_of<Config>(pieces.stage)];
     auto& to = reinterpret_cast<uint16_t(&)[1][Config::kKeys][kSwizzledColumns]>(piece);
     load_key_tile<Config>(params, map, tile, block, place, lane,
-                          params.beside ? kEvictLast : kEvictNormal, to,
+                          params.concurrent ? kEvictLast : kEvictNormal, to,
                           shared.raw_full[pieces.stage]);
     pieces.advance();
   };
@@ -115,8 +115,8 @@ __device__ void load_raw(const PrefillParams& params, typename Config::SharedMem
   taker.finish();
 }
 
-// The producer's three warps beside load_raw, of the keys and, where no others do it, of the
-// values; or those others.
+// Widens pieces of keys, values or both. The producer's three other warps run it, and the warpgroup
+// that only widens values if there is one.
 template <class Config, bool kOfKeys, bool kOfValues>
 __device__ void widen_boxes(const PrefillParams& params, typename Config::SharedMemory& shared) {
   Ring<Config::kStages> stages;
@@ -124,7 +124,7 @@ __device__ void widen_boxes(const PrefillParams& params, typename Config::Shared
   Ring<Config::Raw::kBarriers> pieces;
   Ring<Config::kPlaceSlots> places;
   Ring<Config::kScaleSlots> scales;
-  Interval live = {};  // keys of the request, from the key tile's first
+  Interval live = {};  // keys of the request, counted from the key tile's first one
   const bool scaled = Config::kWidensApart && keys_have_scales(params);
   float unit = 1;
   const auto widen_next = [&](auto& to, TransactionBarrier& full, TransactionBarrier& empty,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plan of sm90/prefill alone.
+// Writes the list of sm90/prefill, for passes whose only plan it is.
 #pragma once
 
 #include "kernels/cuda/sm90/prefill_order/orderer.cuh"

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Puts the row tiles of a batch in order of their keys, most first, in one CTA and without the
+// Sorts the row tiles of a batch by their keys, the longest first, in one block and without the
 // host: a counting sort. Blocks that take tiles in this order finish within one short tile of each
-// other. The order among tiles of one bucket is left to chance; no result depends on it.
-//
+// other. The order of tiles in one bucket varies; no result depends on it.
 //   totals | how requests are cut | first tile of each request | a bucket of each tile | places |
 //   the list
 #pragma once
@@ -16,44 +15,39 @@
 namespace fovea::kernels::cuda {
 
 constexpr int kBuckets = 1024;
-// Blocks that read the same keys at about the same time cost L2 least. With few heads in a section
-// the tiles of one that run together differ much in length and drift apart, with many its keys
-// leave L2: 16, 32, 64 MB reach 682, 704, 714 TFLOP/s at 1x16k and 628, 644, 631 at 4x4k, 32 kv
-// heads (H200, 2026-11-21).
+// Bytes of keys of a section. Blocks that read the same keys at about the same time load the L2
+// least. With few heads in a section, its concurrent tiles differ much in length and drift apart;
+// with many, its keys leave the L2 (chosen on H200, 2026-11-21).
 constexpr float kSectionBytes = 32 << 20;
-// Twice as much for few long requests, so that tiles of this many (request, q head) are
-// interleaved: 734 instead of 725 TFLOP/s at 1x16k, 706 instead of 703 at 2x8k, 669 instead of 660
-// at 4x4k and head dim 256, 32 kv heads (H200, 2026-11-22).
+// For few long requests twice as much, so that tiles of this many (request, q head) pairs are
+// interleaved (chosen on H200, 2026-11-22).
 constexpr float kSectionSequences = 16;
-// In fp8 and at head dim 64 of this many: 490 instead of 484 TFLOP/s at 4x4k, 567 of 550 at 2x8k,
-// head dim 64; in fp8 873 of 860 and 1005 of 978 (32 kv heads, H200, 2026-11-22).
+// The same in fp8 and at head dim 64 (chosen on H200, 2026-11-22).
 constexpr float kNarrowSectionSequences = 64;
 constexpr int kNarrowTokenBytes = 256;
-// Of short requests whose q heads share keys: all heads of the next requests with so many bytes of
-// keys, so that the short tiles of a section run beside the long ones of the next. 567 instead of
-// 556 TFLOP/s at 16x1k, 674 instead of 666 at 8x2k, 741 instead of 737 at 4x4k, 8 kv heads; 1 %
-// less at 16x1k without groups, nothing in fp8 or at head dim 64 (H200, 2026-11-22).
+// Short requests whose q heads share keys form sections of their own: all heads of the next
+// requests with so many bytes of keys, so that the short tiles of a section run alongside the long
+// ones of the next (chosen on H200, 2026-11-22).
 constexpr float kRequestSectionBytes = 16 << 20;
-constexpr int kLeastTokenBytes = 512;
-constexpr int kMostSections = 64;
-// Tiles of a section for each block: with fewer the blocks wait for its longest.
-constexpr int kLeastSectionTiles = 2;
+constexpr int kMinTokenBytes = 512;
+constexpr int kMaxSections = 64;
+// Tiles of a section for each block: with fewer, blocks wait for its longest one.
+constexpr int kMinSectionTiles = 2;
 
-// Tiles are cut to pieces of which each block has about so many: 64 log-uniform lengths take 350,
-// 311, 289 us with 2, 4, 8 (H200, 2026-11-22).
+// Tiles are cut into pieces so that each block has about this many (chosen on H200, 2026-11-22).
 constexpr float kPieces = 8;
 
-// cut: where keys are summed in segments, tiles of requests with few new tokens may be cut between
-// them.
+// cut: keys are summed in segments, and tiles of requests with few new tokens may be cut between
+// these.
 enum Tiles : int { whole, cut };
 
-// How the tile of a request is cut: into `count` pieces of `piece` segments, of those that its rows
-// see.
+// How the tile of a request is cut: into `count` pieces of `piece` segments, from the segments that
+// its rows see.
 struct Cut {
   int first, end;
   int piece, count;
 };
-// `wanted`: segments of a piece, about.
+// `wanted` is the approximate number of segments of a piece.
 __device__ inline Cut cut_of(const PrefillOrderParams& params, const RequestView& view,
                              int wanted) {
   const Interval seen = visible_keys(params.batch.mask, view, 0, view.q_len - 1);
@@ -75,17 +69,17 @@ struct PrefillOrderer {
   struct Request {
     RequestView view;
     Cut cut;
-    int partial;  // where its partial results begin, or -1: it stays whole
+    int partial;  // row of its first partial result; -1: the tile is not cut
   };
   // Neighbouring buckets.
   struct alignas(16) Four {
     int values[4];
   };
-  // What all blocks of a launch have to do, about.
+  // Approximate work of all blocks of a launch.
   struct Totals {
     float keys;
     int tiles, longest;
-    int any_few;  // whether a request has so few rows that it may be cut
+    int any_few;  // some request has so few rows that it may be cut
   };
   // Sections of `requests` requests, the first of which has the last 2^levels buckets of 2^shift
   // keys.
@@ -114,7 +108,7 @@ struct PrefillOrderer {
   };
   static constexpr KernelTraits kTraits = {kThreads, sizeof(SharedMemory), 0, 0};
 
-  // Tiles and (token, segment) pairs of partial results, which are summed together.
+  // Numbers of tiles and of (token, segment) pairs of partial results, which are summed together.
   __device__ static int tiles_of(int64_t sum) { return static_cast<int>(sum); }
   __device__ static int partials_of(int64_t sum) { return static_cast<int>(sum >> 32); }
 
@@ -126,7 +120,8 @@ struct PrefillOrderer {
     return quotient(request.view.q_len + params.tokens_per_tile - 1, params.tokens_per_tile);
   }
 
-  // The requests from `first` on, whole, to shared memory, each thread's to its own totals too.
+  // Loads the requests from `first` on into shared memory, not cut yet, and adds them to each
+  // thread's totals.
   __device__ static void load_requests(const PrefillOrderParams& params, int first,
                                        SharedMemory& shared, Totals& own) {
     const int count = min(params.batch.requests - first, kHeld);
@@ -143,7 +138,7 @@ struct PrefillOrderer {
     }
   }
 
-  // Of all threads, whose requests are in shared memory then.
+  // Returns the sum of all threads' totals. The requests are in shared memory afterwards.
   __device__ static Totals add_totals(const Totals& own, SharedMemory& shared) {
     float keys = own.keys;
 #pragma unroll
@@ -162,10 +157,10 @@ struct PrefillOrderer {
     return all;
   }
 
-  // Segments of a piece; 0: none is cut, as dealing whole tiles in turn costs little. 128 instead
-  // of 137 us for 32 requests of 4k (H200, 2026-11-22).
+  // Returns the segments of a piece; 0: no tile is cut, because dealing whole tiles in turn costs
+  // little.
   __device__ static int wanted_segments(const PrefillOrderParams& params, const Totals& all) {
-    if (!all.any_few || params.most_partials == 0) return 0;
+    if (!all.any_few || params.max_partials == 0) return 0;
     const auto head_blocks = static_cast<float>(params.batch.q_heads >> params.heads_shift);
     const auto blocks = static_cast<float>(params.blocks);
     const float share = all.keys * head_blocks / blocks;
@@ -175,9 +170,9 @@ struct PrefillOrderer {
                1);
   }
 
-  // Cuts the requests at hand, with room for their partial results from `placed` on, and finds
-  // where their tiles begin among them. What finds no room stays whole and keeps its bits. Returns
-  // how many tiles there are.
+  // Cuts the loaded requests, with room for their partial results from `placed` on, and finds where
+  // their tiles begin among them. A tile without room is not cut and keeps its bits. Returns the
+  // number of tiles.
   __device__ static int place_tiles(const PrefillOrderParams& params, int count, int wanted,
                                     int& placed, SharedMemory& shared) {
     const int each = (count + kThreads - 1) / kThreads;
@@ -206,11 +201,11 @@ struct PrefillOrderer {
       for (int i = begin; i < end; ++i) {
         Request& request = shared.requests[i];
         const int needed = partials(request);
-        if (needed > 0) request.partial = place + needed > params.most_partials ? -1 : place;
+        if (needed > 0) request.partial = place + needed > params.max_partials ? -1 : place;
         place += needed;
         kept += tile_count(params, request);
       }
-      if (placed > params.most_partials)
+      if (placed > params.max_partials)
         before = exclusive_scan<kThreads>(kept, total, shared.whole_scan);
     }
     int at = tiles_of(before);
@@ -223,7 +218,7 @@ struct PrefillOrderer {
     return tiles_of(total);
   }
 
-  // Tile `number` of the requests at hand and its bucket.
+  // Finds tile `number` of the loaded requests and its bucket.
   __device__ static Found find_tile(const PrefillOrderParams& params, int requests, int number,
                                     const Buckets& buckets, const SharedMemory& shared) {
     int low = 0;  // the last request whose first tile is not after this one
@@ -250,8 +245,8 @@ struct PrefillOrderer {
     return {{view.request, first}, segments, buckets.of(view.request, keys.end - keys.begin), 0};
   }
 
-  // Calls visit(number, Found) for every tile of the batch; returns how many there are. Requests
-  // that are not all at hand are loaded again.
+  // Calls visit(number, Found) for every tile of the batch; returns their number. Requests that do
+  // not fit at once are loaded again.
   template <typename Visit>
   __device__ static int for_each_tile(const PrefillOrderParams& params, int wanted,
                                       const Buckets& buckets, SharedMemory& shared, Visit visit) {
@@ -276,12 +271,12 @@ struct PrefillOrderer {
     return tiles;
   }
 
-  // Beside another kernel, which shares the L2.
-  __device__ static bool runs_beside(const PrefillOrderParams& params) {
+  // A concurrent kernel shares the L2.
+  __device__ static bool runs_concurrently(const PrefillOrderParams& params) {
     return params.batch.max_planned_q_len > 0;
   }
 
-  // Several sections of requests, or one of all.
+  // There are several sections of requests, or one section of all.
   __device__ static Buckets buckets_of(const PrefillOrderParams& params, const Totals& all,
                                        int wanted) {
     constexpr int kLevels = 10;
@@ -289,16 +284,16 @@ struct PrefillOrderer {
     const BatchParams& batch = params.batch;
     int sections = 1;
     int each = batch.requests;
-    if (wanted == 0 && params.heads_shift > 0 && params.token_bytes >= kLeastTokenBytes &&
-        !runs_beside(params)) {
+    if (wanted == 0 && params.heads_shift > 0 && params.token_bytes >= kMinTokenBytes &&
+        !runs_concurrently(params)) {
       const float bytes =
           static_cast<float>(all.longest) * static_cast<float>(params.token_bytes * batch.kv_heads);
       const int fitting =
           static_cast<int>(fminf(kRequestSectionBytes / bytes, static_cast<float>(batch.requests)));
       const int found = quotient(batch.requests + fitting - 1, max(fitting, 1));
       const int64_t tiles = static_cast<int64_t>(all.tiles) * (batch.q_heads >> params.heads_shift);
-      if (fitting > 0 && found <= kMostSections &&
-          tiles >= kLeastSectionTiles * params.blocks * found) {
+      if (fitting > 0 && found <= kMaxSections &&
+          tiles >= kMinSectionTiles * params.blocks * found) {
         sections = found;
         each = fitting;
       }
@@ -307,12 +302,12 @@ struct PrefillOrderer {
     return {sections, each, levels, max(0, 32 - __clz(all.longest) - levels)};
   }
 
-  // What the tiles of a batch with so many keys have in common. all_heads: of a section.
+  // The section that tiles of a batch with so many keys share. all_heads: heads of a section.
   __device__ static PrefillOrder order_of(const PrefillOrderParams& params, int tiles, float keys,
                                           bool all_heads) {
     const float head_bytes = keys * static_cast<float>(params.token_bytes);
-    const float fitting =
-        kSectionBytes / (runs_beside(params) ? 2 : 1) / head_bytes;  // heads; infinite without keys
+    const float fitting = kSectionBytes / (runs_concurrently(params) ? 2 : 1) /
+                          head_bytes;  // heads; infinite without keys
     const float sequences =
         params.token_bytes <= kNarrowTokenBytes ? kNarrowSectionSequences : kSectionSequences;
     const float few =
@@ -321,7 +316,7 @@ struct PrefillOrderer {
     const float most = fmaxf(fitting, fminf(2 * fitting, floorf(few)));
     const int heads =
         all_heads ? kv_heads : max(static_cast<int>(fminf(most, static_cast<float>(kv_heads))), 1);
-    // Rounded up to equal sections: a last one of few tiles would leave blocks without work.
+    // Rounded up to equal sections: a last section of few tiles would leave blocks without work.
     const int sections = quotient(kv_heads, heads);
     const int section = quotient(kv_heads + sections - 1, sections);
     const int group = quotient(params.batch.q_heads, kv_heads);
@@ -330,7 +325,7 @@ struct PrefillOrderer {
 
   __device__ static void order(const PrefillOrderParams& params, SharedMemory& shared) {
     const int thread = static_cast<int>(threadIdx.x);
-    // Four buckets a thread, from the fullest down.
+    // Each thread has four buckets, from the fullest down.
     Four& own_buckets = shared.next[kThreads - 1 - thread];
     int* const next = shared.next[0].values;
     own_buckets = {};
