@@ -99,11 +99,12 @@ AssertionResult out_is_close(const AttentionSpec& spec, const OracleResult& want
     return AssertionSuccess();
   }
   const size_t row = worst_at / width;
-  return AssertionFailure() << "worst at token " << row / spec.q_heads << ", head "
-                            << row % spec.q_heads << ", dim " << worst_at % width << ": got "
-                            << out[worst_at] << ", want " << exact[worst_at] << ", allowed error "
-                            << allowed_there << "; cosine distance " << cosine_distance
-                            << ", allowed " << max_distance;
+  const int32_t heads = is_linear(spec.kind) ? spec.linear.value_heads : spec.q_heads;
+  return AssertionFailure() << "worst at token " << row / heads << ", head " << row % heads
+                            << ", dim " << worst_at % width << ": got " << out[worst_at]
+                            << ", want " << exact[worst_at] << ", allowed error " << allowed_there
+                            << "; cosine distance " << cosine_distance << ", allowed "
+                            << max_distance;
 }
 
 AssertionResult lse_is_close(const AttentionSpec& spec, const OracleResult& want,
