@@ -340,18 +340,22 @@ TEST_P(Linear, SnapshotsGoToSlotsOfTheirOwn) {
   LinearRun run(GetParam(), data, 1);
   const auto requests = static_cast<int32_t>(test().lengths.size());
   const std::string beyond = error_of_snapshots(run, {-1, kSnapshots + 1});
-  EXPECT_EQ(beyond, fmt::format("snapshot_slots[1] is {0}, must be in [-1, {0})",
+  EXPECT_EQ(beyond, fmt::format("linear.snapshot_slots[1] is {0}, must be in [-1, {0})",
                                 requests + 2 + kSnapshots));
   EXPECT_EQ(error_of_snapshots(run, {3, 3}),
-            fmt::format("snapshot_slots[1] is {}, which is snapshot_slots[0]", requests + 4));
-  EXPECT_EQ(error_of_snapshots(run, {-2, -1}),  // the slot of request 1
-            fmt::format("snapshot_slots[0] is {}, which is state_slots[0]", requests - 1));
+            fmt::format("linear.snapshot_slots[1] is {}, which is linear.snapshot_slots[0]",
+                        requests + 4));
+  EXPECT_EQ(
+      error_of_snapshots(run, {-2, -1}),  // the slot of request 1
+      fmt::format("linear.snapshot_slots[0] is {}, which is linear.state_slots[0]", requests - 1));
 }
 
 TEST_P(Linear, RequestsHaveStatesOfTheirOwn) {
   const LinearData data = make_data(test());
   LinearRun run(GetParam(), data, 1);
-  test::expect_invalid(", which is state_slots[0]", [&] { run.run({{1, 0, 2}, {1, 0, 2}}); });
+  test::expect_invalid(", which is linear.state_slots[0]", [&] {
+    run.run({{1, 0, 2}, {1, 0, 2}});
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(Builtin, Linear, ::testing::ValuesIn(contracts()), [](const auto& param) {
