@@ -84,7 +84,8 @@ void check_rows(const StridedRows& rows, std::string_view name, int32_t layer) {
 // latent.
 void check_row_alignment(const KvLayerView& view, const KvPool& pool, int32_t layer) {
   const bool rows = view.layout == KvLayout::mla_fp8_rows;
-  const int64_t bytes = rows ? int64_t{alignof(float)} : dtype_bytes(view.dtype);
+  const int64_t bytes =
+      rows ? int64_t{alignof(float)} : static_cast<int64_t>(dtype_bytes(view.dtype));
   for (const auto& [name, data] : {std::pair{"k", view.k}, {"v", view.v}}) {
     check_argument(reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(bytes) == 0,
                    "layer {} of the pool: {} is at {}, must be aligned to {} bytes", layer, name,
