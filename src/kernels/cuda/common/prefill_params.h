@@ -68,7 +68,7 @@ struct PrefillOrderParams {
   SegmentBuffers segments;
   int32_t segment_keys;
   int32_t max_partials;  // (token, segment) pairs
-  int32_t blocks;         // blocks of the launches that follow
+  int32_t blocks;        // blocks of the launches that follow
 };
 
 struct alignas(64) PrefillParams {

@@ -43,7 +43,7 @@ __device__ TileMask tile_mask(const DecodeParams& params, const Tile& tile, int 
 
 template <class C>
 __device__ void prepare_queries(const DecodeParams& params, const Tile& tile, int head,
-                               Queries<C>& queries, Factors<C>& factors) {
+                                Queries<C>& queries, Factors<C>& factors) {
   const float scale = score_unit(params);
   if constexpr (C::kFp8) {
     const float k_scale =
