@@ -101,7 +101,7 @@ __device__ void consume(const DecodeParams& params, const DecodeItem& first_item
     for (int step = steps.first; step < steps.end; step += steps.size()) {
       const int first = steps.key_of(step, warp);
       if (first < steps.end) {
-        attend_tile<C, kBoxes>({params, tile, mask, shared, ring, first}, queries, factors, acc);
+        attend_tile<C, kBoxes>(params, tile, mask, shared, ring, queries, factors, first, acc);
       } else if (kBoxes) {
         // This warp has no keys in the step. If it did not wait for the step, its arrival would
         // count for the stage's preceding step, which other warps may still read.

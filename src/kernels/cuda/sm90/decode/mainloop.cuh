@@ -179,38 +179,34 @@ __device__ inline void release(TransactionBarrier& empty) {
   if (threadIdx.x % 32 == 0) empty.arrive();
 }
 
-// An item and the place of a warp in it, as the functions of a step see them.
-template <class C>
-struct StepView {
-  const DecodeParams& params;
-  const Tile& tile;
-  const TileMask& mask;
-  typename C::SharedMemory& shared;
-  const Ring<C>& ring;
-  int first;  // the warp's first key of the step
-
-  // The index in a stage of the scale of a key of the warp's tile.
-  __device__ int scale_at(int key) const {
-    return mask.first_scale + key * scale_pitch(params.batch);
-  }
-  __device__ bool leaves_item() const {
-    return first < tile.item.key_begin || first + C::kTile > tile.item.key_end;
-  }
-};
-
-// Turns products into the scores that modify_score() takes.
-template <class C>
-__device__ __forceinline__ void scale_products(const StepView<C>& step, const Factors<C>& factors,
-                                               bool token_scales,
-                                               float (&scores)[C::kTile / 16][C::kColumns][4]) {
-  const auto& k = step.shared.k[step.ring.stage];
+// One step of the ring; `first` is the warp's first key of the step. Without boxes this warp has
+// copied its keys itself. One function with these arguments: in smaller ones, or with a struct of
+// them, fp8 decode with 32 keys a step spills registers.
+template <class C, bool kBoxes>
+__device__ void attend_tile(const DecodeParams& params, const Tile& tile, const TileMask& mask,
+                            typename C::SharedMemory& shared, const Ring<C>& ring,
+                            const Queries<C>& queries, const Factors<C>& factors, int first,
+                            Accumulator<C>& acc) {
   const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
+  auto& k = shared.k[ring.stage];
+  auto& v = shared.v[ring.stage];
+  float scores[C::kTile / 16][C::kColumns][4];
+  const bool token_scales = has_token_scales<C>(params);
+  const auto scale_at = [&](int key) { return mask.first_scale + key * scale_pitch(params.batch); };
+  if constexpr (kBoxes) {
+    shared.k_full[ring.stage].wait(ring.phase);
+  } else {
+    wait_row_copies<C>(shared.stages);
+    __syncwarp();
+  }
+  score_tile<C>(k.tiles[warp][0][0], queries, scores);
 #pragma unroll
   for (int m = 0; m < C::kTile / 16; ++m) {
     float k_scale[2] = {1, 1};
     if (token_scales) {
-      k_scale[0] = k.scales[step.scale_at(m * 16 + lane / 4)];
-      k_scale[1] = k.scales[step.scale_at(m * 16 + lane / 4 + 8)];
+      k_scale[0] = k.scales[scale_at(m * 16 + lane / 4)];
+      k_scale[1] = k.scales[scale_at(m * 16 + lane / 4 + 8)];
     }
 #pragma unroll
     for (int n = 0; n < C::kColumns; ++n) {
@@ -221,80 +217,6 @@ __device__ __forceinline__ void scale_products(const StepView<C>& step, const Fa
       }
     }
   }
-}
-
-// The factors of weights and of earlier sums that keep V's scales per token in f16's range.
-struct ValueFactors {
-  float of_scales;  // from scales to the accumulator's unit
-  float of_sums;    // from the earlier unit to the present one
-};
-
-// Moves the accumulator's unit to the step's largest scale of V.
-template <class C, bool kBoxes>
-__device__ __forceinline__ ValueFactors raise_value_unit(const StepView<C>& step,
-                                                         Accumulator<C>& acc) {
-  auto& v = step.shared.v[step.ring.stage];
-  const int lane = threadIdx.x % 32;
-  if constexpr (kBoxes) step.shared.v_full[step.ring.stage].wait(step.ring.phase);
-  if (kBoxes && step.leaves_item()) {
-    const int key = step.first + lane;
-    if (lane < C::kTile && (key < step.tile.item.key_begin || key >= step.tile.item.key_end))
-      v.scales[step.scale_at(lane)] = 0;
-    __syncwarp();
-  }
-  float most = acc.v_unit;
-#pragma unroll
-  for (int m = 0; m < C::kTile / 16; ++m) {
-    most = fmaxf(most, fmaxf(v.scales[step.scale_at(m * 16 + lane / 4)],
-                             v.scales[step.scale_at(m * 16 + lane / 4 + 8)]));
-  }
-  for (int distance = 4; distance <= 16; distance *= 2)
-    most = fmaxf(most, __shfl_xor_sync(~0u, most, distance));
-  // Rounds up to a power of two and keeps 0: the unit then grows seldom, and a division by it only
-  // subtracts exponents.
-  const int unit = (__float_as_int(most) + 0x7fffff) & 0x7f800000;
-  const float of_scales = __int_as_float(0x7f000000 - unit);
-  const float of_sums = acc.v_unit * of_scales;
-  acc.v_unit = __int_as_float(unit);
-  return {of_scales, of_sums};
-}
-
-// Multiplies weights by V's scales per token, in the accumulator's unit.
-template <class C>
-__device__ __forceinline__ void scale_weights(const StepView<C>& step, float of_scales,
-                                              float (&weights)[C::kTile / 16][C::kColumns][4]) {
-  const auto& v = step.shared.v[step.ring.stage];
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int m = 0; m < C::kTile / 16; ++m) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float v_scale = v.scales[step.scale_at(m * 16 + lane / 4 + 8 * half)] * of_scales;
-#pragma unroll
-      for (int n = 0; n < C::kColumns; ++n) {
-        weights[m][n][2 * half] *= v_scale;
-        weights[m][n][2 * half + 1] *= v_scale;
-      }
-    }
-  }
-}
-
-// One step of the ring. Without boxes this warp has copied its keys itself.
-template <class C, bool kBoxes>
-__device__ void attend_tile(const StepView<C>& step, const Queries<C>& queries,
-                            const Factors<C>& factors, Accumulator<C>& acc) {
-  const auto& [params, tile, mask, shared, ring, first] = step;
-  const int warp = threadIdx.x / 32;
-  float scores[C::kTile / 16][C::kColumns][4];
-  const bool token_scales = has_token_scales<C>(params);
-  if constexpr (kBoxes) {
-    shared.k_full[ring.stage].wait(ring.phase);
-  } else {
-    wait_row_copies<C>(shared.stages);
-    __syncwarp();
-  }
-  score_tile<C>(shared.k[ring.stage].tiles[warp][0][0], queries, scores);
-  scale_products<C>(step, factors, token_scales, scores);
   if constexpr (kBoxes) release(shared.k_empty[ring.stage]);
   if (mask.modifies_scores) modify_scores<C>(params, tile, mask.head, first, scores);
   // The predicate is slow, so it is asked for old keys only if it may hide them.
@@ -303,16 +225,52 @@ __device__ void attend_tile(const StepView<C>& step, const Queries<C>& queries,
   if (asks || first < mask.open_begin || first + C::kTile > mask.open_end) {
     mask_scores<C>(params, tile, first, mask.predicate, scores);
   }
-  ValueFactors values = {1, 1};
-  if (token_scales) values = raise_value_unit<C, kBoxes>(step, acc);
-  softmax_tile<C>(acc, values.of_sums, scores);
-  if (token_scales) scale_weights<C>(step, values.of_scales, scores);
-  if constexpr (kBoxes) shared.v_full[ring.stage].wait(ring.phase);
-  char* rows = shared.v[ring.stage].tiles[warp][0][0];
-  if (kBoxes && step.leaves_item()) {
-    clear_unowned_keys<C>(rows, first, tile.item.key_begin, tile.item.key_end);
+  float v_factor = 1;
+  float v_rescale = 1;
+  if (token_scales) {
+    if constexpr (kBoxes) shared.v_full[ring.stage].wait(ring.phase);
+    if (kBoxes && (first < tile.item.key_begin || first + C::kTile > tile.item.key_end)) {
+      const int key = first + lane;
+      if (lane < C::kTile && (key < tile.item.key_begin || key >= tile.item.key_end))
+        v.scales[scale_at(lane)] = 0;
+      __syncwarp();
+    }
+    float most = acc.v_unit;
+#pragma unroll
+    for (int m = 0; m < C::kTile / 16; ++m) {
+      most = fmaxf(most, fmaxf(v.scales[scale_at(m * 16 + lane / 4)],
+                               v.scales[scale_at(m * 16 + lane / 4 + 8)]));
+    }
+    for (int distance = 4; distance <= 16; distance *= 2)
+      most = fmaxf(most, __shfl_xor_sync(~0u, most, distance));
+    // Rounds up to a power of two and keeps 0: the unit then grows seldom, and a division by it
+    // only subtracts exponents.
+    const int unit = (__float_as_int(most) + 0x7fffff) & 0x7f800000;
+    v_factor = __int_as_float(0x7f000000 - unit);
+    v_rescale = acc.v_unit * v_factor;
+    acc.v_unit = __int_as_float(unit);
   }
-  add_values<C>(rows, acc, scores);
+  softmax_tile<C>(acc, v_rescale, scores);
+  if (token_scales) {
+#pragma unroll
+    for (int m = 0; m < C::kTile / 16; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float v_scale = v.scales[scale_at(m * 16 + lane / 4 + 8 * half)] * v_factor;
+#pragma unroll
+        for (int n = 0; n < C::kColumns; ++n) {
+          scores[m][n][2 * half] *= v_scale;
+          scores[m][n][2 * half + 1] *= v_scale;
+        }
+      }
+    }
+  }
+  if constexpr (kBoxes) shared.v_full[ring.stage].wait(ring.phase);
+  char* values = v.tiles[warp][0][0];
+  if (kBoxes && (first < tile.item.key_begin || first + C::kTile > tile.item.key_end)) {
+    clear_unowned_keys<C>(values, first, tile.item.key_begin, tile.item.key_end);
+  }
+  add_values<C>(values, acc, scores);
   if constexpr (kBoxes) release(shared.v_empty[ring.stage]);
 }
 
