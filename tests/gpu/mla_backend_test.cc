@@ -206,7 +206,10 @@ TEST_P(MlaBackend, WrongTensorsAreNamed) {
                  .q_indptr = numbers.span<int32_t>(),
                  .kv_lens = numbers.span<int32_t>(),
                  .request_rows = numbers.span<int32_t>(),
-                 .table = {.entries = numbers.data<int32_t>(), .stride = 1, .rows = 1}});
+                 .table = {.entries = numbers.data<int32_t>(),
+                           .stride = 1,
+                           .entry_tokens = cache_.page_size,
+                           .rows = 1}});
   const HeadRows rows = {memory.data(), DType::bf16, kHeads * 192, 192};
   const LayerTensors good = {
       .q = rows,
