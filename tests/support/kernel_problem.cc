@@ -38,11 +38,13 @@ KernelProblem::KernelProblem(const AttentionCase& test, const CaseData& data, Fi
 
 std::optional<kernels::KvWriteParams> KernelProblem::write_params() {
   const LayerTensors tensors = batch_->tensors();
-  if (!store_ || !tensors.save_kv || !tensors.k) return std::nullopt;
+  const bool mla = is_mla(test_.spec);
+  const HeadRows& k = mla ? tensors.mla.latent : tensors.k;
+  if (!store_ || !tensors.save_kv || !k) return std::nullopt;
   kernels::KvWriteParams params;
   params.cache = store_->pool().layer(tensors.layer);
-  params.k = tensors.k;
-  params.v = tensors.v;
+  params.k = k;
+  params.v = mla ? tensors.mla.k_rope : tensors.v;
   params.slots = batch_->view().out_slots.data();
   if (!store_->pool().slot_map().empty()) params.slot_map = store_->pool().slot_map().data();
   params.tokens = batch_->view().tokens;
