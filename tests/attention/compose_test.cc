@@ -66,8 +66,7 @@ TEST(ComposeByPhase, RoutesEachModeAndForwardFollowsThePlan) {
     }
     const std::string verify = part == Phase::decode ? "decode" : "prefill";
     EXPECT_EQ(log, (Log{"decode plan", "decode layer 5", "prefill plan", "prefill layer 5",
-                        "prefill plan", "prefill layer 5", "prefill plan", "prefill layer 5",
-                        verify + " plan", verify + " layer 5"}));
+                        "prefill plan", "prefill layer 5", verify + " plan", verify + " layer 5"}));
   }
 }
 

@@ -94,6 +94,7 @@ TEST(ExhaustedMemory, BackendsNameThemselvesOrTheirWorkspace) {
     test::TwoRequests fixture;
     if (kind == AttentionKind::mla) {
       fixture.spec.kind = kind;
+      fixture.spec.head_dim = fixture.spec.head_dim_v = 0;
       fixture.spec.mla.kv_lora_rank = 8;
       fixture.spec.scores.softmax_scale = 1;
       fixture.cache.layout = KvLayout::mla;

@@ -116,6 +116,7 @@ TEST_P(Joined, RaggedAndPagedKeysMergeIntoAnExtend) {
   BatchView batch = fixture_.batch;
   batch.out_slots = fixture_.out_slots;
   batch.positions = {};
+  batch.masks = {};
   batch.cross.lens = cached;
 
   const auto pool = make_kv_pool(fixture_.cache, kPages);
