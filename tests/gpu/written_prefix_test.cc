@@ -312,7 +312,7 @@ std::vector<Shape> shapes() {
     all.push_back({entry.name, DType::bf16, 64, 2, some, true});
   }
   // MLA with one to four blocks of rows, joined in clusters, by blocks, in pairs and by the merge.
-  // Of three new tokens of 1025, two are in a key tile of earlier ones.
+  // Two of the three new tokens of 1025 are in a key tile of earlier tokens.
   for (const BackendEntry& entry : test::gpu_backends()) {
     if (!test::serves(entry, "mla_page_16")) continue;
     for (const std::vector<int32_t>& lens : {std::vector<int32_t>{1090},

@@ -18,6 +18,7 @@ constexpr bool kOwnValueRing = Config::kInPlace || Config::kPairs;
 template <class Config>
 constexpr bool kQueriesBehindLoop = Config::kConsumers == 3;
 
+// Arrives once for the warp, by elect.sync instead of the __syncwarp() of common/release.cuh.
 __device__ __forceinline__ void release(TransactionBarrier& empty) {
   if (elect_lane()) empty.arrive();
 }
