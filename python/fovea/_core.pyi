@@ -419,9 +419,15 @@ class KvPool:
     def __init__(self, spec: KvCacheSpec, pages: int, device: Device | str = "cpu") -> None: ...
     @staticmethod
     def lend(
-        spec: KvCacheSpec, layers: Sequence[Sequence[Array]], device: Device | str | None = None
+        spec: KvCacheSpec,
+        layers: Sequence[Sequence[Array]],
+        device: Device | str | None = None,
+        *,
+        keep: bool = True,
     ) -> KvPool:
-        """Makes a pool over arrays that the caller owns; the pool keeps references to them.
+        """Makes a pool over arrays that the caller owns. Requests may own page 0 of it, too.
+
+        The pool keeps references to the arrays, unless `keep` is False: then the caller keeps their memory.
 
         Each layer is (k, v), (k, v, k_scale, v_scale), for mla layouts (rows,) or (rows, scale).
         nhd: k and v are [pages, page_size, kv_heads, dim]; hnd: [pages, kv_heads, page_size, dim]; mla: rows are
