@@ -32,7 +32,8 @@ struct TokenSlots {
   std::span<const int32_t> first_tokens = {};
   std::span<const int64_t> slot_map = {};  // KvPool::slot_map()
   int32_t page_size = 1;
-  int64_t pages = 0;  // pages of the pool, page 0 included
+  int64_t pages = 0;               // pages of the pool, page 0 included
+  bool reserves_page_zero = true;  // KvPool::reserves_page_zero()
   PageCheck check = PageCheck::ends;
 
   int32_t requests() const { return static_cast<int32_t>(lens.size()); }

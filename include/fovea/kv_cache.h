@@ -104,6 +104,10 @@ class KvPool {
   virtual ~KvPool() = default;
   virtual const KvCacheSpec& spec() const = 0;
   virtual int64_t pages() const = 0;  // including page 0
+  // True if only padding uses page 0. A pool of lent memory returns false if its owner gives page 0
+  // to requests, too. Padding over such a pool has lengths of 0 and slots of -1. In both cases page
+  // 0 receives finite values only: NaN is stored as 0, an infinity as the largest finite value.
+  virtual bool reserves_page_zero() const { return true; }
   // Throws Error{invalid_argument} naming an index the pool does not have.
   virtual KvLayerView layer(int32_t index) const = 0;
   virtual Device device() const { return {}; }

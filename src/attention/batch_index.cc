@@ -39,7 +39,8 @@ int64_t pool_slot(const TokenSlots& tokens, int32_t request, int64_t token) {
 }
 
 bool is_padding(const TokenSlots& tokens, int32_t request) {
-  return is_padded(tokens.table, tokens.rows[request], tokens.lens[request]);
+  return tokens.reserves_page_zero &&
+         is_padded(tokens.table, tokens.rows[request], tokens.lens[request]);
 }
 
 // Checks that a table of pages names a page of the pool for the token.
@@ -90,7 +91,7 @@ int32_t page_at(const TokenSlots& tokens, int32_t request, int32_t column) {
                  "request {}, column {}: slot {} is in page {}, outside the pool of {} pages",
                  request, column, slot, page, tokens.pages);
   check_argument(
-      page > 0,
+      page > 0 || !tokens.reserves_page_zero,
       "request {}, column {}: token {} has no page (slot {} is padding's), its length {} "
       "exceeds the pages it owns",
       request, column, end - 1, slot, tokens.lens[request]);

@@ -36,6 +36,7 @@ HostBackend::HostBackend(const HostKernels& kernels, const BackendContext& conte
     shape_.cache = pool_->spec();
     rules_.slots = pool_slots(*pool_);
     rules_.page_size = shape_.cache.page_size;
+    rules_.reserves_page_zero = pool_->reserves_page_zero();
     rules_.mapped_slots = pool_->pages() * shape_.cache.page_size;
   }
   if (states_ != nullptr) {
@@ -65,7 +66,7 @@ void HostBackend::plan(const BatchView& batch, Stream) {
   planned_ = false;
   if (pool_ != nullptr) rules_.slot_map = pool_->slot_map();
   validate_batch(batch, rules_);
-  if (pool_ != nullptr) check_out_slots_differ(batch, rules_.page_size, written_);
+  if (pool_ != nullptr) check_out_slots_differ(batch, rules_, written_);
   batch_ = batch;
   if (batch.mode == ForwardMode::idle) batch_.tokens = batch_.requests = 0;
   if (batch_.tokens > 0) plan_batch(batch_);

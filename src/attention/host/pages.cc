@@ -25,6 +25,7 @@ void build_batch_pages(const BatchView& batch, const AttentionSpec& spec, const 
   tokens.page_size = pool.spec().page_size;
   tokens.table = key_table(batch, spec.scope);
   tokens.pages = pool.pages();
+  tokens.reserves_page_zero = pool.reserves_page_zero();
   tokens.check = PageCheck::every_slot;
   if (spec.scope == AttentionScope::cross) {
     tokens.lens = batch.cross.lens.first(requests);

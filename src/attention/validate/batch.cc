@@ -109,9 +109,15 @@ void check_slot(const BatchRules& rules, int32_t token, int64_t slot) {
                  token, slot, here, rules.mapped_slots);
 }
 
-// Checks that padding, and only padding, writes to page 0.
+// Checks that padding, and only padding, writes to a reserved page 0. Without one it writes
+// nowhere.
 void check_page_zero(const BatchRules& rules, int32_t token, int64_t slot, bool padding) {
   if (slot < 0) return;
+  if (!rules.reserves_page_zero) {
+    check_argument(!padding, "out_slots[{}] is {}, must be -1: its request is padding", token,
+                   slot);
+    return;
+  }
   check_argument((slot < rules.page_size) == padding,
                  "out_slots[{}] is {}, {} page 0 of {} slots: its request is {}padding", token,
                  slot, padding ? "outside" : "in", rules.page_size, padding ? "" : "not ");
@@ -128,7 +134,8 @@ void check_slots(const BatchView& batch, const BatchRules& rules) {
                    row, table.rows);
     if (batch.out_slots.empty()) continue;  // forward() requires them if it stores
     const bool padding =
-        own && (batch.kv_lens[request] == 0 || is_padded(table, row, batch.kv_lens[request]));
+        own && (batch.kv_lens[request] == 0 ||
+                (rules.reserves_page_zero && is_padded(table, row, batch.kv_lens[request])));
     for (int32_t token = batch.q_indptr[request]; token < batch.q_indptr[request + 1]; ++token) {
       check_slot(rules, token, batch.out_slots[token]);
       if (own) check_page_zero(rules, token, batch.out_slots[token], padding);
@@ -296,12 +303,13 @@ void validate_batch(const BatchView& batch, const BatchRules& rules) {
   if (batch.tokens > 0) check_mask(batch, spec);
 }
 
-void check_out_slots_differ(const BatchView& batch, int32_t page_size, SlotSet& written) {
+void check_out_slots_differ(const BatchView& batch, const BatchRules& rules, SlotSet& written) {
   if (batch.mode == ForwardMode::idle || batch.out_slots.empty()) return;
   written.clear();
+  const int32_t first_slot = rules.reserves_page_zero ? rules.page_size : 0;
   for (int32_t token = 0; token < batch.tokens; ++token) {
     const int64_t slot = batch.out_slots[token];
-    if (slot < page_size) continue;  // none, or padding
+    if (slot < first_slot) continue;  // none, or padding
     const std::optional<int32_t> earlier = written.add(slot, token);
     check_argument(!earlier, "out_slots[{}] is {}, which is out_slots[{}]", token, slot,
                    earlier.value_or(0));

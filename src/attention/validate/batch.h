@@ -25,6 +25,7 @@ struct BatchRules {
   std::span<const int64_t> slot_map = {};  // KvPool::slot_map()
   int64_t mapped_slots = 0;                // slots of the pool itself, the map's values
   int32_t page_size = 1;                   // the pool's
+  bool reserves_page_zero = true;          // the pool's
   int32_t state_slots = 0;                 // slots of the StatePool; linear kinds
 };
 
@@ -32,9 +33,9 @@ struct BatchRules {
 // Error{invalid_argument} that names the request or token, the array, the value and the limit.
 void validate_batch(const BatchView& batch, const BatchRules& rules);
 
-// Throws Error{invalid_argument} naming two tokens that write to one slot outside page 0. The batch
-// is valid; `written` has room for its tokens.
-void check_out_slots_differ(const BatchView& batch, int32_t page_size, SlotSet& written);
+// Throws Error{invalid_argument} naming two tokens that write to one slot, unless only padding uses
+// it. The batch is valid; `written` has room for its tokens.
+void check_out_slots_differ(const BatchView& batch, const BatchRules& rules, SlotSet& written);
 
 // Checks what a host can see of a batch on a GPU: scalars, presence, alignment and extents of
 // arrays, no element.

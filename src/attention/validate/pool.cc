@@ -200,8 +200,12 @@ void validate_pool(const BackendContext& context) {
   check_argument(pool.device() == context.device, "the pool is on {}, the backend on {}",
                  device_name(pool.device()), device_name(context.device));
   validate_cache(context.spec, pool.spec());
-  check_argument(pool.pages() >= 2,
-                 "the pool has {} pages, must have at least 2: page 0 is reserved", pool.pages());
+  if (pool.reserves_page_zero()) {
+    check_argument(pool.pages() >= 2,
+                   "the pool has {} pages, must have at least 2: page 0 is reserved", pool.pages());
+  } else {
+    check_argument(pool.pages() >= 1, "the pool has {} pages, must have at least 1", pool.pages());
+  }
   const int64_t most = std::numeric_limits<int32_t>::max() / pool.spec().page_size;
   check_argument(pool.pages() <= most,
                  "the pool has {} pages, at most {} with a page_size of {}: slots are 32-bit",
