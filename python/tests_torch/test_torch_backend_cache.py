@@ -10,7 +10,7 @@ import torch
 from torch_reference import paged_requests
 
 import fovea
-from fovea.torch import BackendCache
+from fovea.torch import BackendCache, backend_cache
 
 SPEC = fovea.AttentionSpec(q_heads=4, kv_heads=2, head_dim=64)
 CACHE = fovea.KvCacheSpec(kv_heads=2, head_dim=64, page_size=4)
@@ -191,3 +191,59 @@ def test_threads_share_a_cache():
     for thread in threads:
         thread.join()
     assert not failures
+
+
+class Streams:
+    """Stands in for the streams of a GPU."""
+
+    def __init__(self, monkeypatch):
+        self.current, self.capturing = 0, False
+        monkeypatch.setattr(backend_cache, "current_stream", lambda device: (self.current, self.capturing))
+
+
+def test_streams_have_backends_and_workspaces_of_their_own(monkeypatch):
+    streams = Streams(monkeypatch)
+    cache = BackendCache()
+    layer = [new_layer()]
+    first = cache.backend_for(SPEC, CACHE, layer, limits())
+    streams.current = 7
+    second = cache.backend_for(SPEC, CACHE, layer, limits())
+    assert first is not second
+    assert len(cache._workspaces) == 2
+
+
+def test_a_capture_takes_a_backend_that_was_warmed_up_and_grows_nothing(monkeypatch):
+    streams = Streams(monkeypatch)
+    cache = BackendCache(capacity=4)
+    layer = [new_layer()]
+    streams.current, streams.capturing = 9, True
+    with pytest.raises(fovea.Error, match="run the pass once before it is captured"):
+        cache.backend_for(SPEC, CACHE, layer, limits())
+
+    streams.current, streams.capturing = 7, False
+    warm = cache.backend_for(SPEC, CACHE, layer, limits(kv_len=64))
+    streams.current, streams.capturing = 9, True
+    with pytest.raises(fovea.Error, match=r"limits\.max_kv_len is 65, 64 is reserved"):
+        cache.backend_for(SPEC, CACHE, layer, limits(kv_len=65))
+    assert cache.backend_for(SPEC, CACHE, layer, limits(kv_len=64)) is warm
+
+    # The backend of the graph stays as it is: a longer pass gets another one, and so does a later capture.
+    streams.current, streams.capturing = 7, False
+    assert cache.backend_for(SPEC, CACHE, layer, limits(kv_len=30)) is warm
+    longer = cache.backend_for(SPEC, CACHE, layer, limits(kv_len=100))
+    assert longer is not warm
+    assert warm.limits.max_kv_len == 64
+    streams.current, streams.capturing = 9, True
+    assert cache.backend_for(SPEC, CACHE, layer, limits(kv_len=100)) is longer
+
+    # It outlives its place in the cache, because a graph may still use it.
+    freed = weakref.ref(cache._captured[0].workspace)
+    del warm
+    streams.capturing = False
+    for _ in range(5):
+        cache.backend_for(SPEC, CACHE, [new_layer(9)], limits())
+    gc.collect()
+    assert freed() is not None
+    cache.clear()
+    gc.collect()
+    assert freed() is None

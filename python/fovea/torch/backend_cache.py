@@ -53,10 +53,10 @@ class BackendCache:
     workspace, so every pass must be planned anew before it runs: call plan() and forward() of one backend before those
     of another. backend_for() with own_workspace=True returns a backend whose plan outlives the passes of others.
 
-    Limits of backends grow by powers of two, as batches need them. A CUDA graph holds addresses of the workspace:
-    backends that a capture has used are kept as they are until clear(), and a capture cannot grow limits. Warm up
-    with the largest batch before a capture, on any stream of the device. Replays share the workspace with the stream
-    that warmed the backend up, so neither may run while the other does.
+    Limits of backends grow by powers of two, as batches need them. A CUDA graph holds addresses of the workspace. So a
+    backend that backend_for() returned during a capture stays as it is until clear(), and a capture cannot grow
+    limits: warm up with the largest batch before it, on any stream of the device. Replays share the workspace with the
+    stream that warmed up, so neither may run while the other does.
 
     The cache keeps no cache tensor alive. A backend is dropped after the memory of its tensors was freed.
 
@@ -107,7 +107,7 @@ class BackendCache:
         options = (needed.prefix_levels, needed.min_prefix_savings, needed.workspace_budget)
         key = (spec, cache, _layer_key(layers), place, options, own_workspace)
         with self.lock:
-            entry = self._find(key, stream, capturing)
+            entry = self._find(key, stream, capturing, needed)
             if entry is not None and entry.serves(needed):
                 if capturing:
                     self._keep(entry)
@@ -141,18 +141,20 @@ class BackendCache:
             backend.plan(batch)
             backend.forward(layer, **tensors)
 
-    def _find(self, key: tuple[Any, ...], stream: int, capturing: bool) -> _Entry | None:
-        entry = self._entries.get((*key, stream))
-        if entry is not None:
+    def _find(self, key: tuple[Any, ...], stream: int, capturing: bool, needed: fovea.BatchLimits) -> _Entry | None:
+        found = self._entries.get((*key, stream))
+        if found is not None:
             self._entries.move_to_end((*key, stream))
-        elif capturing:
-            # A capture runs on a stream of its own and takes the backend of the stream that warmed up.
-            for known, other in reversed(self._entries.items()):
-                if known[:-1] == key:
-                    entry = other
-                    self._entries[(*key, stream)] = entry
+        if not capturing or (found is not None and found.serves(needed)):
+            return found
+        # A capture runs on a stream of its own and takes a backend of the stream that warmed up.
+        for known, other in reversed(self._entries.items()):
+            if known[:-1] == key and (found is None or other.serves(needed)):
+                found = other
+                if other.serves(needed):
+                    self._entries[(*key, stream)] = other
                     break
-        return entry
+        return found
 
     def _keep(self, entry: _Entry) -> None:
         if not entry.captured:
