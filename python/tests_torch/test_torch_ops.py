@@ -47,6 +47,8 @@ def assert_near(result, expected, dtype):
 @pytest.mark.parametrize("options", OPTIONS, ids=name)
 @pytest.mark.parametrize("dtype", DTYPES, ids=name)
 def test_varlen_attention_agrees_with_sdpa(dtype, options, causal):
+    if not causal and "window" in options:
+        pytest.skip("a window looks back only")
     lens = [1, 17, 0, 40, 2]
     q, k, v, q_indptr = packed(lens, dtype)
     result = varlen_attention(q, k, v, q_indptr, max_q_len=40, causal=causal, needs_lse=True, **options)

@@ -173,7 +173,7 @@ class BackendCache:
         selection = fovea.select(spec, cache, limits=limits, device=name, threads=self._threads, backend=self._wish)
         pool = fovea.KvPool.lend(cache, layers, name, keep=False) if layers else None
         storages = [StorageWeakRef(tensor.untyped_storage()) for layer in layers for tensor in layer]
-        return _Entry(selection.create(pool, threads=self._threads), storages)
+        return _Entry(selection.create(pool), storages)
 
     def _insert(self, key: tuple[Any, ...], entry: _Entry) -> None:
         for known in [known for known, other in self._entries.items() if other.is_dead()]:
