@@ -75,6 +75,25 @@ def test_new_tokens_attend_to_themselves():
     assert torch.equal(layers[0][0].view(-1, 2, 64)[slots], k)
 
 
+def test_scores_have_sinks_and_slopes():
+    sinks, slopes = torch.tensor([0.5, -1.0, 2.0, 0.0]), torch.tensor([0.5, 0.25, 0.125, 0.0625])
+    requests = paged_requests([2, 3], [20, 33])
+    spec = fovea.AttentionSpec(
+        q_heads=4, kv_heads=2, head_dim=64, scores=fovea.ScoreSpec(has_sinks=True, has_alibi=True)
+    )
+    cache = fovea.KvCacheSpec(kv_heads=2, head_dim=64, page_size=16)
+    layers = [(requests.k_cache, requests.v_cache)]
+    attention = BackendOps(BackendCache().backend_for(spec, cache, layers, LIMITS, own_workspace=True))
+    attention.plan(
+        "extend", requests.q_indptr, requests.device_lens, tokens=5, request_rows=torch.arange(2, dtype=torch.int32),
+        table=requests.page_table, entry_tokens=16, max_q_len=3, max_kv_len=48,
+    )  # fmt: skip
+    out = torch.empty_like(requests.q)
+    attention.forward(0, requests.q, out=out, save_kv=False, sinks=sinks, alibi_slopes=slopes)
+    expected, _ = requests.expected(sinks=sinks, alibi_slopes=slopes)
+    torch.testing.assert_close(out.double(), expected, atol=2e-5, rtol=2e-5)
+
+
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled_models_equal_eager_ones(backend):
     torch.compiler.reset()
@@ -100,7 +119,11 @@ def ops_of(model, batch):
     )  # fmt: skip
     yield (
         torch.ops.fovea.forward.default,
-        (attention.state, attention.number, 0, q, k, v, torch.zeros_like(q), None, True, None, None, None),
+        (attention.state, attention.number, 0, q, k, v, torch.zeros_like(q), None, True),
+    )
+    yield (
+        torch.ops.fovea.forward_scores.default,
+        (attention.state, attention.number, 1, q, k, v, torch.zeros_like(q), None, True, None, None, None),
     )
 
 
@@ -161,7 +184,7 @@ def test_mla_layers_attend_over_latents():
 def test_ops_of_a_dropped_backend_are_errors():
     model, _ = new_model()
     batch = new_batch([1, 1], [9, 30])
-    (op, arguments), _ = ops_of(model, batch)
+    (op, arguments), *_ = ops_of(model, batch)
     del model
     gc.collect()
     with pytest.raises(ValueError, match="its BackendOps no longer exists"):

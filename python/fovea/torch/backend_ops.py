@@ -9,7 +9,14 @@ import fovea
 from fovea.torch.library import define, refuse_gradients
 
 _numbers = itertools.count(1)
-_backends: dict[int, fovea.Backend] = {}
+
+
+class _Backends(dict[int, fovea.Backend]):
+    def __missing__(self, number: int) -> fovea.Backend:
+        raise ValueError(f"backend is {number}, its BackendOps no longer exists")
+
+
+_backends = _Backends()
 
 
 class BackendOps:
@@ -88,9 +95,12 @@ class BackendOps:
         q_scale: torch.Tensor | None = None,
     ) -> None:
         """Runs one layer of kind mha. Without q it only stores k and v."""
-        torch.ops.fovea.forward.default(
-            self.state, self.number, layer, q, k, v, out, lse, save_kv, sinks, alibi_slopes, q_scale
-        )
+        if sinks is None and alibi_slopes is None and q_scale is None:
+            torch.ops.fovea.forward.default(self.state, self.number, layer, q, k, v, out, lse, save_kv)
+        else:
+            torch.ops.fovea.forward_scores.default(
+                self.state, self.number, layer, q, k, v, out, lse, save_kv, sinks, alibi_slopes, q_scale
+            )
 
     def forward_mla(
         self,
@@ -110,13 +120,6 @@ class BackendOps:
         torch.ops.fovea.forward_mla.default(
             self.state, self.number, layer, q, latent, k_rope, out, lse, q_rope, w_uk, w_uv, save_kv
         )
-
-
-def _backend(number: int) -> fovea.Backend:
-    try:
-        return _backends[number]
-    except KeyError:
-        raise ValueError(f"backend is {number}, its BackendOps no longer exists") from None
 
 
 def _plan(
@@ -143,30 +146,36 @@ def _plan(
         max_kv_len=max_kv_len,
         prefix_written=prefix_written,
     )
-    _backend(backend).plan(batch)
+    _backends[backend].plan(batch)
 
 
-def _forward(state, backend, layer, q, k, v, out, lse, save_kv, sinks, alibi_slopes, q_scale):
+def _forward(state, backend, layer, q, k, v, out, lse, save_kv):
     if torch.is_grad_enabled():
-        refuse_gradients(*(tensor for tensor in (q, k, v) if tensor is not None))
-    _backend(backend).forward(
+        refuse_gradients(q, k, v)
+    _backends[backend].forward(layer, q=q, k=k, v=v, out=out, lse=lse, save_kv=save_kv)
+
+
+def _forward_scores(state, backend, layer, q, k, v, out, lse, save_kv, sinks, alibi_slopes, q_scale):
+    if torch.is_grad_enabled():
+        refuse_gradients(q, k, v)
+    _backends[backend].forward(
         layer,
         q=q,
         k=k,
         v=v,
         out=out,
         lse=lse,
-        q_scale=q_scale,
         save_kv=save_kv,
         sinks=sinks,
         alibi_slopes=alibi_slopes,
+        q_scale=q_scale,
     )
 
 
 def _forward_mla(state, backend, layer, q, latent, k_rope, out, lse, q_rope, w_uk, w_uv, save_kv):
     if torch.is_grad_enabled():
-        refuse_gradients(*(tensor for tensor in (q, latent, k_rope, q_rope) if tensor is not None))
-    _backend(backend).forward(
+        refuse_gradients(q, latent, k_rope, q_rope)
+    _backends[backend].forward(
         layer,
         q=q,
         out=out,
@@ -192,10 +201,17 @@ define(
     _plan,
     _nothing,
 )
+# Every argument costs time in each call, so the rarer ones have an op of their own.
 define(
     "forward(Tensor(a!) state, int backend, int layer, Tensor? q, Tensor? k, Tensor? v, Tensor(b!)? out, "
-    "Tensor(c!)? lse, bool save_kv, Tensor? sinks, Tensor? alibi_slopes, Tensor? q_scale) -> ()",
+    "Tensor(c!)? lse, bool save_kv) -> ()",
     _forward,
+    _nothing,
+)
+define(
+    "forward_scores(Tensor(a!) state, int backend, int layer, Tensor? q, Tensor? k, Tensor? v, Tensor(b!)? out, "
+    "Tensor(c!)? lse, bool save_kv, Tensor? sinks, Tensor? alibi_slopes, Tensor? q_scale) -> ()",
+    _forward_scores,
     _nothing,
 )
 define(

@@ -17,7 +17,7 @@ def define(schema: str, implementation: Callable[..., Any], fake: Callable[..., 
     torch.library.register_fake(f"fovea::{name}", fake, lib=_LIBRARY)
 
 
-def refuse_gradients(*tensors: torch.Tensor) -> None:
+def refuse_gradients(*tensors: torch.Tensor | None) -> None:
     """Raises NotImplementedError if a result would need a backward pass."""
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
         raise NotImplementedError("Fovea has no backward pass: detach the inputs, or run under torch.no_grad()")
