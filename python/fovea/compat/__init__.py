@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules with the interfaces of other attention libraries."""
