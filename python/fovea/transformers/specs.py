@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Specs of layers, from the tensors that transformers passes, and the backends for them."""
+
+from functools import cache
+
+import torch
+
+import fovea
+from fovea.torch import BackendCache, dtype_name
+
+
+def new_backends(device: torch.device) -> BackendCache:
+    """Returns a cache of backends that use as many threads of a CPU as torch does now."""
+    return BackendCache(threads=_thread_pool(torch.get_num_threads()) if device.type == "cpu" else None)
+
+
+@cache
+def _thread_pool(threads: int) -> fovea.ThreadPool:
+    return fovea.ThreadPool(threads)
+
+
+def attention_spec(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    scope: str,
+    scaling: float | None,
+    window: int = 0,
+    chunk: int = 0,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+) -> fovea.AttentionSpec:
+    """Returns the spec of a layer from its tensors, [batch, heads, tokens, dim] each."""
+    return fovea.AttentionSpec(
+        scope=scope,
+        q_heads=query.shape[1],
+        kv_heads=key.shape[1],
+        head_dim=query.shape[3],
+        head_dim_v=value.shape[3],
+        q_dtype=dtype_name(query.dtype),
+        window=window,
+        chunk=chunk,
+        scores=fovea.ScoreSpec(
+            softmax_scale=scaling or 0.0,
+            logit_cap=softcap or 0.0,
+            has_sinks=sinks is not None,
+        ),
+    )
+
+
+def cache_spec(key: torch.Tensor, value: torch.Tensor, layers: int = 1) -> fovea.KvCacheSpec:
+    """Returns the spec of a cache from the keys and values of a layer, [pages, page_size, kv_heads, dim] each."""
+    return fovea.KvCacheSpec(
+        dtype=dtype_name(key.dtype),
+        layers=layers,
+        kv_heads=key.shape[2],
+        head_dim=key.shape[3],
+        head_dim_v=value.shape[3],
+        page_size=key.shape[1],
+    )
