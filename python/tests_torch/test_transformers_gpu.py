@@ -30,20 +30,19 @@ def batching(model, prompts, *, graphs: bool, name: str) -> list[list[int]]:
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "gpt_oss"])
 def test_graphs_do_not_change_tokens(name):
+    """Padding changes how keys are divided among blocks, and so the last bits of sums."""
     prompts = models.make_prompts(LENGTHS)
     eager = batching(name, prompts, graphs=False, name=models.FLASH_NAME)
     graphs = batching(name, prompts, graphs=True, name=models.FLASH_NAME)
-    # Padding changes how keys are divided among blocks and so the last bits of sums: equal but for near ties.
-    _assert_mostly_equal(graphs, eager, 0.75)
+    _assert_equal_but_for_ties(name, prompts, graphs, eager)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "gpt_oss"])
 def test_tokens_equal_the_reference(name):
-    """Compares with eager attention in bf16, whose rounding differs: the test prints how many continuations agree."""
     prompts = models.make_prompts(LENGTHS)
     expected = batching(name, prompts, graphs=False, name="paged|eager")
     found = batching(name, prompts, graphs=True, name=models.FLASH_NAME)
-    _assert_mostly_equal(found, expected, 0.5)
+    _assert_equal_but_for_ties(name, prompts, found, expected)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss", "deepseek_v3", "qwen3_next"])
@@ -52,7 +51,7 @@ def test_generate_equals_the_reference(name):
     reference = models.REFERENCE.get(name, "sdpa")
     expected = models.generate(models.load(name, reference, torch.bfloat16, "cuda"), prompts, 64)
     found = models.generate(models.load(name, models.FLASH_NAME, torch.bfloat16, "cuda"), prompts, 64)
-    _assert_mostly_equal(found, expected, 0.5)
+    _assert_equal_but_for_ties(name, prompts, found, expected)
 
 
 def test_logits_are_close_to_fp32():
@@ -67,7 +66,22 @@ def test_logits_are_close_to_fp32():
     assert errors[1] <= 1.5 * errors[0], errors
 
 
-def _assert_mostly_equal(found, expected, part: float) -> None:
-    equal = sum(one == other for one, other in zip(found, expected, strict=True))
-    print(f"{equal} of {len(found)} continuations are equal")
-    assert equal >= part * len(found)
+def _assert_equal_but_for_ties(name: str, prompts, found, expected, tie: float = 0.25) -> None:
+    """Continuations may part only where fp32 logits of the two tokens differ by less than `tie`: the logits of these
+    models reach 16, where neighbours in bf16 are 0.06 apart."""
+    model = models.load(name, "eager", torch.float32, "cuda")
+    equal = 0
+    for prompt, one, other in zip(prompts, found, expected, strict=True):
+        assert len(one) == len(other)
+        place = next((i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), None)
+        if place is None:
+            equal += 1
+            continue
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt + one[:place]], device="cuda")).logits[0, -1]
+        gap = (logits[one[place]] - logits[other[place]]).abs().item()
+        best = (logits.max() - torch.minimum(logits[one[place]], logits[other[place]])).item()
+        assert gap < tie and best < 2 * tie, (
+            f"token {place} of a prompt of {len(prompt)}: gap {gap}, to the best {best}"
+        )
+    print(f"{name}: {equal} of {len(found)} continuations are equal")
