@@ -77,6 +77,19 @@ def test_chunks_of_a_prompt_over_a_cache():
         torch.testing.assert_close(found, expected[:, 140:], atol=2e-4, rtol=2e-4)
 
 
+def test_soft_cap_changes_logits_as_in_eager_attention():
+    prompt = torch.tensor([models.make_prompts([60])[0]])
+    found = []
+    for name in ("eager", models.FLASH_NAME):
+        model = models.load("gemma2", name)
+        plain = _logits(model, prompt)
+        for layer in model.model.layers:
+            layer.self_attn.attn_logit_softcapping = 0.5
+        found.append(_logits(model, prompt))
+    torch.testing.assert_close(found[1], found[0], atol=2e-4, rtol=2e-4)
+    assert (found[1] - plain).abs().max() > 0.01
+
+
 def test_bidirectional_models():
     """Encoders see all tokens of their sequence but no padding."""
     from transformers import BertConfig, BertModel

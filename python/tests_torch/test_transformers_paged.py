@@ -77,14 +77,14 @@ class Requests:
             block_table=table,
         )
 
-    def check(self, args: PassArguments, padding: int, sinks: torch.Tensor | None = None) -> None:
+    def check(self, args: PassArguments, padding: int, sinks=None, softcap: float | None = None) -> None:
         """Runs both layers and compares results and cache with what torch computes from the tokens."""
         pad = torch.full((1, 1, padding, DIM), torch.nan)
         q = torch.cat([self.q, pad.expand(1, HEADS, -1, -1)], 2)
         k, v = (torch.cat([each, pad.expand(1, KV_HEADS, -1, -1)], 2) for each in (self.k, self.v))
         for layer in range(LAYERS):
             earlier = self._earlier(layer)
-            out = self.cache.forward(layer, q, k, v, args, scaling=None, softcap=None, sinks=sinks)
+            out = self.cache.forward(layer, q, k, v, args, scaling=None, softcap=softcap, sinks=sinks)
             assert out.shape == (1, q.shape[2], HEADS, DIM)
             assert not out[0, q.shape[2] - padding :].any()
             begin = 0
@@ -94,7 +94,14 @@ class Requests:
                     torch.cat([old, each[0].transpose(0, 1)[span]])
                     for old, each in zip(earlier[request], (self.k, self.v), strict=True)
                 )
-                expected, _ = attend(self.q[0].transpose(0, 1)[span], keys, values, window=self.window, sinks=sinks)
+                expected, _ = attend(
+                    self.q[0].transpose(0, 1)[span],
+                    keys,
+                    values,
+                    window=self.window,
+                    logit_cap=softcap or 0.0,
+                    sinks=sinks,
+                )
                 torch.testing.assert_close(out[0, span], expected.to(out.dtype), atol=1e-5, rtol=1e-5)
                 self._check_stored(layer, request, span)
                 begin += new
@@ -144,6 +151,11 @@ def test_rings_of_windows(past, padding):
     """The window of 16 is two pages; the second request has more new tokens than that."""
     requests = Requests(past, [5, 21, 1], window=16)
     requests.check(requests.arguments(padding=padding), padding, torch.linspace(-1, 1, HEADS))
+
+
+def test_soft_cap():
+    requests = Requests([0, 17, 8], [5, 9, 1])
+    requests.check(requests.arguments(padding=0), 0, softcap=0.5)
 
 
 def test_layers_of_a_group_with_other_needs_are_refused():
