@@ -25,7 +25,7 @@ def _hide(text):
 
 def _parameters(head):
     """Returns the name before the first parameter list of a function's head, and the number of its parameters."""
-    begin = re.search(r"([\w:~]+|operator\s*(?:\(\s*\)|[^\w\s(]+))\s*\(", head)
+    begin = re.search(r"([\w:~]+(?:<[\w:, ]+>)?|operator\s*(?:\(\s*\)|[^\w\s(]+))\s*\(", head)
     depth, angles, commas, at = 1, 0, 0, begin.end()
     while depth > 0:
         char = head[at]

@@ -48,9 +48,9 @@ std::vector<KernelListing> build_kernel_pack(const KernelBuildOptions& options);
 std::vector<KernelListing> list_kernels(const std::string& pack_path);
 
 // The sources from which this process takes GPU kernels, in this order: the pack, the cache folder,
-// the compiler. FOVEA_KERNEL_PACK names the pack (default: kernels.pack in the program's folder),
-// FOVEA_KERNEL_CACHE the folder (default: fovea in $XDG_CACHE_HOME or ~/.cache; empty: none), and
-// FOVEA_JIT=0 forbids compiling.
+// the compiler. FOVEA_KERNEL_PACK names the pack (default: kernels.pack in the folder of the
+// program, else of the shared library that contains Fovea), FOVEA_KERNEL_CACHE the folder (default:
+// fovea in $XDG_CACHE_HOME or ~/.cache; empty: none), and FOVEA_JIT=0 forbids compiling.
 struct KernelSources {
   std::string pack_path;        // empty: no pack
   std::string why_no_pack;      // pack_path and why it cannot be read; empty: it can be read

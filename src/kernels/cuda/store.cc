@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/store.h"
 
+#include <dlfcn.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -11,11 +13,24 @@
 namespace fovea::kernels::cuda {
 namespace {
 
-std::string pack_of_program() {
+// Returns the path of the pack in the folder of `file`, or an empty path.
+std::string pack_next_to(const std::filesystem::path& file) {
   std::error_code ignored;
-  const auto program = std::filesystem::read_symlink("/proc/self/exe", ignored);
-  const auto pack = program.parent_path() / "kernels.pack";
-  return !program.empty() && std::filesystem::exists(pack, ignored) ? pack.string() : "";
+  const auto pack = file.parent_path() / "kernels.pack";
+  return !file.empty() && std::filesystem::exists(pack, ignored) ? pack.string() : "";
+}
+
+// Returns the shared library or the program that contains this code.
+std::filesystem::path own_file() {
+  static const char inside = 0;
+  Dl_info info;
+  return dladdr(&inside, &info) != 0 && info.dli_fname != nullptr ? info.dli_fname : "";
+}
+
+std::string default_pack() {
+  std::error_code ignored;
+  const std::string pack = pack_next_to(std::filesystem::read_symlink("/proc/self/exe", ignored));
+  return pack.empty() ? pack_next_to(own_file()) : pack;
 }
 
 std::string default_cache() {
@@ -33,7 +48,7 @@ gpu::KernelStoreOptions kernel_store_options() {
   const char* cache = std::getenv("FOVEA_KERNEL_CACHE");
   const char* jit = std::getenv("FOVEA_JIT");
   gpu::KernelStoreOptions options;
-  options.pack_path = pack != nullptr ? pack : pack_of_program();
+  options.pack_path = pack != nullptr ? pack : default_pack();
   options.cache_path = cache != nullptr ? cache : default_cache();
   options.allow_compile = jit == nullptr || std::string_view(jit) != "0";
   options.announce = [](std::string_view line) {
