@@ -3,7 +3,7 @@ BUILD ?= build
 MODEL ?=
 JOBS ?= $(shell nproc)
 
-.PHONY: help demo test test-gpu mutants build fovea configure bench results kernels sanitize fuzz format deps clean
+.PHONY: help demo test test-gpu mutants build fovea configure bench results kernels python sanitize fuzz format deps clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -43,6 +43,9 @@ attention: ## attention alone, as a shared library, installed and used by a prog
 
 kernels: fovea ## compile the GPU kernels for every architecture; needs no GPU
 	LD_LIBRARY_PATH=$$(tools/find_nvrtc.sh $(BUILD)/nvrtc) $(BUILD)/fovea kernels build --pack $(BUILD)/kernels.pack
+
+python: configure ## the Python wheel, in build/wheel, installed into a new environment and tested there
+	@tools/python_wheel.sh $(BUILD)
 
 bench: fovea ## attention against this machine's ceilings
 	$(BUILD)/fovea bench attention

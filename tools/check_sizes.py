@@ -14,7 +14,7 @@ from cpp_functions import find_functions, find_templates
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 EXCEPTIONS = ROOT / "tools" / "size_exceptions.txt"
-FOLDERS = ["bench", "examples", "include", "src", "tests", "tools"]
+FOLDERS = ["bench", "examples", "include", "python", "src", "tests", "tools"]
 SUFFIXES = {".h", ".cc", ".cuh", ".py"}
 LINES, COLUMNS = 400, 100
 LIMITS = {"lines": 80, "parameters": 6, "template_parameters": 5}

@@ -1,13 +1,12 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Installs missing Debian packages that the build needs. Prints nothing if none is missing.
-# Usage: install_deps.sh [demo | fuzz | lint | ci]
+# Usage: install_deps.sh [fuzz | lint | ci]
 set -euo pipefail
 
-packages=(build-essential cmake ninja-build pkg-config python3 libfmt-dev nlohmann-json3-dev libcli11-dev
-          libzstd-dev libpcre2-dev libutf8proc-dev libhwy-dev libgtest-dev librapidcheck-dev
+packages=(build-essential cmake ninja-build pkg-config python3-dev python3-venv libfmt-dev nlohmann-json3-dev
+          libcli11-dev libzstd-dev libpcre2-dev libutf8proc-dev libhwy-dev libgtest-dev librapidcheck-dev
           libbenchmark-dev)
-[ "${1:-}" = demo ] && packages+=(python3-venv)
 [ "${1:-}" = lint ] && packages+=(clang-format clang-tidy)
 # ccache compiles the sources of a second build folder once.
 [ "${1:-}" = ci ] && packages+=(clang-format clang-tidy ccache)

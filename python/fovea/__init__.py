@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fovea: the attention layer of an LLM serving engine, and a small engine on top.
 
     import fovea
@@ -10,6 +11,7 @@ Attention alone: select() chooses a Backend for an AttentionSpec, KvPool holds o
 pass, Backend.plan() and Backend.forward() run it. Arrays of numpy, torch, jax and cupy are used in place.
 """
 
+from fovea._bench import bench
 from fovea._core import (
     AttentionKind,
     AttentionScope,
@@ -124,6 +126,7 @@ __all__ = [
     "WindowKvPool",
     "__version__",
     "backends",
+    "bench",
     "compose_by_phase",
     "devices",
     "explain",

@@ -1,7 +1,7 @@
 """The compiled part of Fovea. Names and meanings are those of the C++ headers in include/fovea.
 
-Arrays are read through DLPack without a copy: numpy, torch, jax, cupy, and anything else with `__dlpack__`. An array
-that is written must not be read-only. The last axis of every array is contiguous; other strides are free. Every
+Arrays are read through DLPack without a copy: numpy, torch, jax, cupy, and anything else with `__dlpack__`. numpy has no
+bf16 and no fp8: their bits come as uint16 and uint8. An array that is written must not be read-only. The last axis of every array is contiguous; other strides are free. Every
 misuse raises `Error` with the code "invalid_argument" and a message that names the argument, its value and the limit.
 
 Enumerations are accepted as enum members or as their names ("decoder", "nhd"), dtypes also by the usual spellings
@@ -9,8 +9,10 @@ Enumerations are accepted as enum members or as their names ("decoder", "nhd"), 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from enum import Enum
-from typing import Any, Literal, Protocol, overload
+from enum import StrEnum
+from typing import Any, Protocol
+
+from fovea._error import Error as Error
 
 class Array(Protocol):
     """An array of any library that speaks DLPack."""
@@ -20,105 +22,98 @@ class Array(Protocol):
 
 __version__: str
 
-class Error(RuntimeError):
-    """The only exception that the library raises."""
+# Enumerations. A member equals its text, which explain() and error messages use.
 
-    code: str
-    """"invalid_argument", "unsupported", "out_of_memory", "workspace_too_small", "corrupt_file", "io" or
-    "device_failure"."""
+class DType(StrEnum):
+    f32 = "fp32"
+    f16 = "fp16"
+    bf16 = "bf16"
+    f8e4m3 = "fp8_e4m3"
+    f8e5m2 = "fp8_e5m2"
+    i32 = "int32"
+    i64 = "int64"
+    u8 = "uint8"
 
-# Enumerations. str(member) is the name that explain() and error messages use.
+class AttentionKind(StrEnum):
+    mha = "mha"
+    mla = "mla"
+    gated_delta_net = "gated_delta_net"
+    mamba2 = "mamba2"
 
-class DType(Enum):
-    f32 = 0
-    f16 = 1
-    bf16 = 2
-    f8e4m3 = 3
-    f8e5m2 = 4
-    i32 = 5
-    i64 = 6
-    u8 = 7
+class AttentionScope(StrEnum):
+    decoder = "decoder"
+    ragged = "ragged"
+    encoder = "encoder"
+    encoder_cache = "encoder_cache"
+    cross = "cross"
 
-class AttentionKind(Enum):
-    mha = 0
-    mla = 1
-    gated_delta_net = 2
-    mamba2 = 3
+class MaskKind(StrEnum):
+    none = "none"
+    tree = "tree"
+    custom = "custom"
+    prefix_spans = "prefix_spans"
+    multi_item = "multi_item"
 
-class AttentionScope(Enum):
-    decoder = 0
-    ragged = 1
-    encoder = 2
-    encoder_cache = 3
-    cross = 4
+class ForwardMode(StrEnum):
+    idle = "idle"
+    decode = "decode"
+    extend = "extend"
+    mixed = "mixed"
+    target_verify = "target_verify"
 
-class MaskKind(Enum):
-    none = 0
-    tree = 1
-    custom = 2
-    prefix_spans = 3
-    multi_item = 4
+class KvLayout(StrEnum):
+    mha = "mha"
+    mla = "mla"
+    mla_fp8_rows = "mla_fp8_rows"
 
-class ForwardMode(Enum):
-    idle = 0
-    decode = 1
-    extend = 2
-    mixed = 3
-    target_verify = 4
+class KvScale(StrEnum):
+    none = "none"
+    per_tensor = "per_tensor"
+    per_head = "per_head"
+    per_token_head = "per_token_head"
 
-class KvLayout(Enum):
-    mha = 0
-    mla = 1
-    mla_fp8_rows = 2
+class KvOrder(StrEnum):
+    nhd = "nhd"
+    hnd = "hnd"
 
-class KvScale(Enum):
-    none = 0
-    per_tensor = 1
-    per_head = 2
-    per_token_head = 3
+class DeviceKind(StrEnum):
+    cpu = "cpu"
+    cuda = "cuda"
 
-class KvOrder(Enum):
-    nhd = 0
-    hnd = 1
+class RejectCode(StrEnum):
+    device = "device"
+    kind = "kind"
+    scope = "scope"
+    mask = "mask"
+    heads = "heads"
+    head_dim = "head_dim"
+    q_dtype = "q_dtype"
+    kv_dtype = "kv_dtype"
+    kv_scale = "kv_scale"
+    kv_layout = "kv_layout"
+    window = "window"
+    chunk = "chunk"
+    dual_chunk = "dual_chunk"
+    logit_cap = "logit_cap"
+    sinks = "sinks"
+    alibi = "alibi"
+    rope = "rope"
+    lse = "lse"
+    batch_invariant = "batch_invariant"
+    limits = "limits"
+    not_built = "not_built"
+    kernels = "kernels"
 
-class DeviceKind(Enum):
-    cpu = 0
-    cuda = 1
+class FinishReason(StrEnum):
+    none = "none"
+    stop = "stop"
+    length = "length"
+    cancelled = "cancelled"
+    failed = "failed"
 
-class RejectCode(Enum):
-    device = 0
-    kind = 1
-    scope = 2
-    mask = 3
-    heads = 4
-    head_dim = 5
-    q_dtype = 6
-    kv_dtype = 7
-    kv_scale = 8
-    kv_layout = 9
-    window = 10
-    chunk = 11
-    dual_chunk = 12
-    logit_cap = 13
-    sinks = 14
-    alibi = 15
-    rope = 16
-    lse = 17
-    batch_invariant = 18
-    limits = 19
-    not_built = 20
-    kernels = 21
-
-class FinishReason(Enum):
-    none = 0
-    stop = 1
-    length = 2
-    cancelled = 3
-    failed = 4
-
-class Phase(Enum):
-    prefill = 0
-    decode = 1
+class Phase(StrEnum):
+    prefill = "prefill"
+    decode = "decode"
 
 # Value types. They are immutable, compare and hash by value, pickle, and make changed copies with replace().
 
@@ -390,6 +385,7 @@ class DeviceInfo:
     def memory_bytes(self) -> int: ...
     @property
     def device(self) -> Device: ...
+    def replace(self, **fields: Any) -> DeviceInfo: ...
 
 def devices() -> list[DeviceInfo]:
     """Returns the CPU, then every GPU that the driver lists."""
@@ -424,16 +420,18 @@ class KvPool:
         device: Device | str | None = None,
         *,
         keep: bool = True,
+        reserves_page_zero: bool = False,
     ) -> KvPool:
-        """Makes a pool over arrays that the caller owns. Requests may own page 0 of it, too.
+        """Makes a pool over arrays that the caller owns.
 
         The pool keeps references to the arrays, unless `keep` is False: then the caller keeps their memory.
 
         Each layer is (k, v), (k, v, k_scale, v_scale), for mla layouts (rows,) or (rows, scale).
         nhd: k and v are [pages, page_size, kv_heads, dim]; hnd: [pages, kv_heads, page_size, dim]; mla: rows are
-        [pages, page_size, row_dim] or [pages, page_size, 1, row_dim]; mla_fp8_rows: uint8 or fp8, [.., 656].
+        [pages, page_size, head_dim] or [pages, page_size, 1, head_dim]; mla_fp8_rows: uint8 or fp8, [.., 656].
         Scales, f32: per_tensor [1], per_head [kv_heads], per_token_head [pages * page_size, kv_heads] (or split into
-        [pages, page_size, kv_heads]), dense. device: None means that of the arrays.
+        [pages, page_size, kv_heads]), dense. device: None means that of the arrays. reserves_page_zero: only padding
+        uses page 0, as in pools of the library; else padding has lengths of 0 and writes to -1.
         """
     def layer(self, index: int) -> tuple[LayerArray, ...]:
         """Returns the arrays of a layer in the form that lend() takes. They share memory with the pool."""
@@ -441,6 +439,8 @@ class KvPool:
     def spec(self) -> KvCacheSpec: ...
     @property
     def pages(self) -> int: ...
+    @property
+    def reserves_page_zero(self) -> bool: ...
     @property
     def device(self) -> Device: ...
     @property
@@ -455,11 +455,15 @@ class LayerArray:
     def strides(self) -> tuple[int, ...]:
         """Elements between neighbours, per axis."""
     @property
-    def dtype(self) -> DType: ...
+    def dtype(self) -> str:
+        """"fp32", "bf16", "int32", ..."""
     @property
     def device(self) -> Device: ...
     @property
     def address(self) -> int: ...
+    @property
+    def bits(self) -> LayerArray:
+        """The same memory as unsigned integers, for libraries without bf16 or fp8."""
     def __dlpack__(
         self,
         *,
@@ -563,10 +567,15 @@ class PrefixDomain:
     """The conditions, besides equal tokens, under which cached keys and values can be reused."""
 
     def __init__(self, *, model: str = "", adapter: str = "", kv_format: str = "", salt: str = "") -> None: ...
-    model: str
-    adapter: str
-    kv_format: str
-    salt: str
+    @property
+    def model(self) -> str: ...
+    @property
+    def adapter(self) -> str: ...
+    @property
+    def kv_format(self) -> str: ...
+    @property
+    def salt(self) -> str: ...
+    def replace(self, **fields: Any) -> PrefixDomain: ...
 
 class PrefixCache:
     """Finds the pages that hold the keys and values of a token prefix. Tokens are int32 arrays or sequences."""
@@ -625,9 +634,7 @@ class Selection:
     @property
     def device(self) -> Device: ...
     def explain(self) -> str: ...
-    def create(
-        self, kv: KvPool | None = None, state: StatePool | None = None, threads: ThreadPool | int | None = None
-    ) -> Backend:
+    def create(self, kv: KvPool | None = None, state: StatePool | None = None) -> Backend:
         """Creates the backend over pools, which it keeps. Call reserve() before plan()."""
 
 def select(
@@ -730,6 +737,8 @@ class BoundLayer:
 
     def forward(self, stream: Any = None) -> None:
         """Runs the layer on the planned batch."""
+    def time(self, count: int, stream: Any = None) -> float:
+        """Returns the seconds that `count` calls of forward() take in C++, to compare."""
 
 class Backend:
     """One attention implementation over one pool. Calls on one object wait for each other.
@@ -1071,5 +1080,5 @@ class Engine:
 def explain(path: Any, *, device: DeviceInfo | str = "cpu", **options: Any) -> str:
     """Describes the backends and the memory that Engine.load(path, **options) would choose, without loading."""
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command line tool and returns its exit status."""
+def run_command(arguments: list[str]) -> int:
+    """Runs the command line tool and returns its exit status. It changes how the process treats signals."""

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Masks, cross attention, linear layers and hints against numpy and the oracle."""
+
+import fovea
+import numpy as np
+import pytest
+from reference import Case, Pass
+
+
+def masked_pass(mask, hidden, **arrays):
+    """Runs 4 new tokens after 3 older ones with a mask; `hidden` lists the (query, key) pairs that it hides."""
+    run = Pass(Case([4], [7], spec={"mask": mask}))
+    for array, rows in zip(run.pool.layer(0), (run.k, run.v)):
+        view = np.from_dlpack(array).reshape(-1, 2, 64)  # slots in place
+        view[run.slots[0][:3]] = rows[:3]
+    batch = fovea.Batch(
+        mode="extend",
+        q_indptr=np.array([0, 4], np.int32),
+        kv_lens=np.array([7], np.int32),
+        request_rows=np.array(run.rows, np.int32),
+        table=run.table,
+        out_slots=np.array(run.slots[0][3:], np.int64),
+        **arrays,
+    )
+    run.backend.plan(batch)
+    out = np.zeros((4, 4, 64), np.float32)
+    run.backend.forward(q=run.q, k=run.k[3:], v=run.v[3:], out=out)
+    k, v = (np.repeat(a.astype(np.float64), 2, axis=1) for a in (run.k, run.v))
+    scores = np.einsum("qhd,khd->hqk", run.q, k) / 8
+    for query, key in hidden:
+        scores[:, query, key] = -np.inf
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    expected = np.einsum("hqk,khd->qhd", weights / weights.sum(-1, keepdims=True), v)
+    np.testing.assert_allclose(out, expected, atol=2e-5)
+
+
+CAUSAL = [(q, k) for q in range(4) for k in range(7) if k > q + 3]
+
+
+def test_tree_mask():
+    # Tokens 1 and 2 are children of token 0; token 3 is a child of token 2.
+    ancestors = np.array([0b0001, 0b0011, 0b0101, 0b1101], np.uint64)
+    masked_pass("tree", [*CAUSAL, (2, 4), (3, 4)], tree_ancestors=ancestors)
+    masked_pass("tree", [*CAUSAL, (2, 4), (3, 4)], tree_ancestors=ancestors.view(np.int64))
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.bool_])
+def test_custom_mask(dtype):
+    visible = np.ones((4, 7), dtype)
+    visible[1, 0] = visible[3, 2] = 0
+    masked_pass(
+        "custom",
+        [*CAUSAL, (1, 0), (3, 2)],
+        custom_visible=visible.reshape(-1),
+        custom_indptr=np.array([0, 28], np.int64),
+    )
+
+
+def test_prefix_spans():
+    # Positions 3 to 5, the new tokens 0 to 2, see each other.
+    hidden = [pair for pair in CAUSAL if not (pair[0] <= 2 and pair[1] <= 5)]
+    masked_pass(
+        "prefix_spans",
+        hidden,
+        span_bounds=np.array([[3, 6]], np.int32),
+        span_indptr=np.array([0, 1], np.int32),
+    )
+
+
+def test_multi_item_mask():
+    # Prefix of 3, then the items [3, 4] and [5, 6].
+    hidden = [*CAUSAL, (2, 3), (2, 4), (3, 3), (3, 4)]
+    masked_pass(
+        "multi_item",
+        hidden,
+        item_prefix_lens=np.array([3], np.uint32),
+        item_token_pos=np.array([[0, 1, 0, 1]], np.uint16),
+    )
+
+
+def test_cross_attention():
+    rng = np.random.default_rng(4)
+    spec = fovea.AttentionSpec(scope="cross", q_heads=4, kv_heads=2, head_dim=64)
+    cache = fovea.KvCacheSpec(kv_heads=2, head_dim=64, page_size=4)
+    limits = fovea.BatchLimits(max_tokens=6, max_q_len=6, max_kv_len=6, max_encoder_len=6)
+    pool = fovea.KvPool(cache, 3)
+    made = fovea.select(spec, cache, limits=limits, threads=1).create(pool)
+    made.reserve(limits)
+    k, v = (rng.standard_normal((6, 2, 64)).astype(np.float32) for _ in range(2))
+    q, out = rng.standard_normal((2, 4, 64)).astype(np.float32), np.zeros((2, 4, 64), np.float32)
+    lens, table = np.array([6], np.int32), np.array([[1, 2]], np.int32)
+    shared = {"request_rows": np.zeros(1, np.int32), "cross_lens": lens, "cross_table": table, "cross_entry_tokens": 4}
+    made.plan(fovea.Batch(mode="extend", q_indptr=np.array([0, 6], np.int32), out_slots=np.arange(4, 10), **shared))
+    made.forward(k=k, v=v)
+    made.plan(fovea.Batch(mode="extend", q_indptr=np.array([0, 2], np.int32), **shared))
+    made.forward(q=q, out=out)
+    scores = np.einsum("qhd,khd->hqk", q, np.repeat(k, 2, axis=1)).astype(np.float64) / 8
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    np.testing.assert_allclose(out, np.einsum("hqk,khd->qhd", weights, np.repeat(v, 2, axis=1)), atol=2e-5)
+
+
+def test_linear_layer_continues_its_state():
+    rng = np.random.default_rng(5)
+    linear = fovea.LinearSpec(key_heads=1, value_heads=2, key_dim=16, value_dim=16, conv_width=4)
+    spec = fovea.AttentionSpec(kind="gated_delta_net", linear=linear)
+    state_spec = fovea.StateCacheSpec(conv_dim=linear.conv_dim, conv_width=4, heads=2, rows=16, columns=16)
+    limits = fovea.BatchLimits(max_tokens=8, max_q_len=8, max_kv_len=8)
+
+    def tensors(rows):
+        return {
+            "mixed": mixed[rows],
+            "log_decay": decay[rows],
+            "beta": beta[rows],
+            "conv_weight": weight,
+            "l2_normalise_qk": True,
+        }
+
+    mixed = rng.standard_normal((8, linear.conv_dim)).astype(np.float32)
+    decay = -rng.random((8, 2)).astype(np.float32)
+    beta = rng.random((8, 2)).astype(np.float32)
+    weight = rng.standard_normal((linear.conv_dim, 4)).astype(np.float32)
+    results = []
+    for backend, parts in (("auto", [8]), ("auto", [5, 3]), ("reference", [8])):
+        pool = fovea.StatePool(state_spec, 3)
+        slot = pool.allocate()
+        made = fovea.select(spec, limits=limits, threads=1, backend=backend).create(state=pool)
+        made.reserve(limits)
+        out, begin = np.zeros((8, 2, 16), np.float32), 0
+        for part in parts:
+            rows = slice(begin, begin + part)
+            made.plan(
+                fovea.Batch(
+                    mode="extend",
+                    q_indptr=np.array([0, part], np.int32),
+                    kv_lens=np.array([begin + part], np.int32),
+                    state_slots=np.array([slot], np.int32),
+                )
+            )
+            made.forward(out=out[rows], **tensors(rows))
+            begin += part
+        results.append((out, np.from_dlpack(pool.layer(0)[1])[slot].copy()))
+    for out, state in results[1:]:
+        np.testing.assert_allclose(out, results[0][0], atol=1e-5)
+        np.testing.assert_allclose(state, results[0][1], atol=1e-5)
+    assert np.abs(results[0][1]).max() > 0
+
+
+def test_prefix_hints_keep_the_result():
+    case = Case([1, 1], [16, 16], mode="decode")
+    run = Pass(case)
+    out, _ = run.run()
+    batch = fovea.Batch(
+        mode="decode",
+        q_indptr=np.arange(3, dtype=np.int32),
+        kv_lens=np.array([16, 16], np.int32),
+        request_rows=np.array(run.rows, np.int32),
+        table=run.table,
+        out_slots=np.array([own[-1] for own in run.slots]),
+        max_q_len=1,
+        max_kv_len=16,
+        host_q_lens=np.ones(2, np.int32),
+        host_kv_lens=np.full(2, 16, np.int32),
+        prefix_written=True,
+    )
+    assert (batch.requests, batch.tokens, str(batch.device)) == (2, 2, "cpu")
+    run.backend.plan(batch)
+    again = np.zeros_like(out)
+    run.backend.forward(q=run.q, out=again, save_kv=False)
+    np.testing.assert_array_equal(again, out)
