@@ -1,0 +1,164 @@
+"""The metadata of one pass, and the builder that vLLM calls for it."""
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm.logger import init_logger
+from vllm.v1.attention.backend import (
+    AttentionCGSupport,
+    AttentionMetadata,
+    AttentionMetadataBuilder,
+    CommonAttentionMetadata,
+)
+from vllm.v1.kv_cache_interface import CrossAttentionSpec, EncoderOnlyAttentionSpec
+
+import fovea
+from fovea.torch import consecutive
+from fovea.vllm.layer_group import LayerGroup
+from fovea.vllm.specs import batch_limits
+
+logger = init_logger(__name__)
+
+
+class Metadata(AttentionMetadata):
+    """The arrays of a pass. They live on the device; the host knows upper bounds only.
+
+    vLLM reads and writes some fields by name, so these have its names.
+    """
+
+    def __init__(self, builder: "MetadataBuilder", common: CommonAttentionMetadata, *, captured: bool):
+        self.builder = builder
+        self.num_actual_tokens: int = common.num_actual_tokens  # padding of CUDA graphs included
+        self.num_reqs: int = common.num_reqs
+        self.max_query_len: int = common.max_query_len
+        self.max_seq_len: int = common.max_seq_len
+        self.query_start_loc = common.query_start_loc  # int32 [requests + 1]
+        self.seq_lens = common.seq_lens  # int32 [requests]; cross attention: encoder tokens
+        self.block_table = common.block_table_tensor  # int32 [requests, blocks]
+        self.slot_mapping = common.slot_mapping  # int64 [tokens]; -1: store nothing
+        self.scope = _scope(builder.kv_cache_spec, common.causal)
+        self.mode = "decode"
+        self.host_q_lens: torch.Tensor | None = None
+        self.host_kv_lens: torch.Tensor | None = None
+        if self.max_query_len > 1 or self.num_actual_tokens > self.num_reqs:
+            self.mode = "mixed"
+            # A captured pass serves later batches, too, so it may not rely on the lengths of this one.
+            if not captured and common.query_start_loc_cpu is not None:
+                self._read_host_lengths(common)
+
+    def _read_host_lengths(self, common: CommonAttentionMetadata) -> None:
+        starts = common.query_start_loc_cpu[: self.num_reqs + 1]
+        q_lens = starts[1:] - starts[:-1]
+        if self.num_reqs > 0 and int(q_lens.min()) > 1:
+            self.mode = "extend"
+        bounds = common.seq_lens_cpu_upper_bound
+        if bounds is not None and self.scope == "decoder":
+            self.host_q_lens = q_lens.to(torch.int32)
+            self.host_kv_lens = bounds[: self.num_reqs].to(torch.int32)
+
+    def batch(self, group: LayerGroup) -> fovea.Batch:
+        """Returns the pass as a group's backend takes it."""
+        limits = group.backend.limits
+        keys: dict[str, Any] = {}
+        if group.page_size > 0:
+            keys["request_rows"] = consecutive(self.num_reqs, self.seq_lens.device)
+            prefix = "cross_" if self.scope == "cross" else ""
+            keys[f"{prefix}table"] = self.block_table[: self.num_reqs]
+            keys[f"{prefix}entry_tokens"] = group.page_size
+            table_tokens = self.block_table.shape[1] * group.page_size
+        if self.scope == "cross":
+            keys["cross_lens"] = self.seq_lens[: self.num_reqs]
+        else:
+            keys["kv_lens"] = self.seq_lens[: self.num_reqs]
+        if self.scope == "decoder":
+            keys["out_slots"] = self.slot_mapping
+            keys["max_kv_len"] = min(self.max_seq_len, limits.max_kv_len, table_tokens)
+        return fovea.Batch(
+            mode=self.mode,
+            requests=self.num_reqs,
+            tokens=self.num_actual_tokens,
+            q_indptr=self.query_start_loc[: self.num_reqs + 1],
+            max_q_len=1 if self.mode == "decode" else min(self.max_query_len, limits.max_q_len),
+            host_q_lens=self.host_q_lens,
+            host_kv_lens=self.host_kv_lens,
+            **keys,
+        )
+
+
+def _scope(kv_cache_spec: Any, causal: Any) -> str:
+    if isinstance(kv_cache_spec, EncoderOnlyAttentionSpec):
+        return "encoder"
+    if isinstance(kv_cache_spec, CrossAttentionSpec) or causal is False:
+        return "cross"
+    if causal is True:
+        return "decoder"
+    raise NotImplementedError("causal is a tensor: Fovea has no choice of causality for each request")
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A layer's place in a group, and the address of its cache."""
+
+    group: LayerGroup
+    index: int
+    layer: Any
+    address: int
+
+
+class MetadataBuilder(AttentionMetadataBuilder[Metadata]):
+    """Makes the metadata of a pass, and keeps the groups of layers of one KV cache group of vLLM."""
+
+    _cudagraph_support = AttentionCGSupport.ALWAYS
+    supports_update_block_table = True
+    supports_draft_decode_metadata_update = True
+    metadata_class = Metadata
+
+    def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device):
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        self.limits = batch_limits(vllm_config)
+        self._layers = vllm_config.compilation_config.static_forward_context
+        self._places: dict[tuple[int, str], _Place] = {}
+
+    def build(
+        self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
+    ) -> Metadata:
+        return self.metadata_class(self, common_attn_metadata, captured=False)
+
+    def build_for_cudagraph_capture(self, common_attn_metadata: CommonAttentionMetadata) -> Metadata:
+        return self.metadata_class(self, common_attn_metadata, captured=True)
+
+    def update_block_table(self, metadata: Metadata, blk_table: torch.Tensor, slot_mapping: torch.Tensor) -> Metadata:
+        updated = copy.copy(metadata)
+        updated.builder = self
+        updated.block_table = blk_table
+        updated.slot_mapping = slot_mapping
+        return updated
+
+    def update_draft_decode_metadata(self, metadata: Metadata) -> None:
+        """Does nothing: the next forward pass with this metadata is planned anew, inside a graph, too."""
+
+    def place(self, impl: Any, scope: str) -> tuple[LayerGroup, int]:
+        """Returns the group of the layer of an implementation, and the layer's index in it."""
+        place = self._places.get((id(impl), scope))
+        # vLLM binds other caches after it has profiled CUDA graphs.
+        if place is None or place.address != place.layer.kv_cache.data_ptr():
+            self._group_layers(scope)
+            place = self._places[(id(impl), scope)]
+        return place.group, place.index
+
+    def _group_layers(self, scope: str) -> None:
+        members: dict[tuple[fovea.AttentionSpec, fovea.KvCacheSpec | None], list[Any]] = {}
+        for name in self.layer_names:
+            layer = self._layers[name]
+            members.setdefault(layer.impl.needs(layer, scope), []).append(layer)
+        for (spec, cache), layers in members.items():
+            caches = [] if cache is None else [layer.impl.caches(layer) for layer in layers]
+            several = None if cache is None else cache.replace(layers=len(layers))
+            group = LayerGroup(spec, several, caches, self.limits, self.device)
+            logger.info("Fovea: %d layers from %s on: %s", len(layers), layers[0].layer_name, group.description)
+            for index, layer in enumerate(layers):
+                layer.impl.prepare(layer)
+                place = _Place(group, index, layer, layer.kv_cache.data_ptr())
+                self._places[(id(layer.impl), scope)] = place

@@ -1,0 +1,58 @@
+"""The real engine generates with Fovea what it generates with its own attention."""
+
+import random
+
+import pytest
+
+from engines import Run, generate, model_folder
+from fovea.vllm import counters
+
+# Chunks of 48 tokens, four requests at a time, and so few blocks that requests are preempted.
+_OPTIONS = {
+    "block_size": 16,
+    "enable_prefix_caching": True,
+    "max_model_len": 216,
+    "max_num_batched_tokens": 48,
+    "max_num_seqs": 4,
+    "num_gpu_blocks_override": 26,
+}
+_NEAR_TIE = 0.05  # of two logprobs, in bf16
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory):
+    return tmp_path_factory.mktemp("models")
+
+
+def _prompts() -> list[list[int]]:
+    chance = random.Random(33)
+    tokens = [chance.randrange(300, 2000) for _ in range(600)]
+    shared = tokens[:100]
+    return [shared + tokens[100:120], shared + tokens[200:240], tokens[320:325], tokens[330:390], tokens[540:570]]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("model", ["llama", "qwen3", "gemma2"])
+def test_tokens_are_those_of_vllm(scratch, model, dtype):
+    folder = model_folder(model, scratch)
+    layers = counters.layers
+    own = generate(folder, _prompts(), 64, fovea=False, dtype=dtype, **_OPTIONS)
+    assert counters.layers == layers
+    ours = generate(folder, _prompts(), 64, fovea=True, dtype=dtype, **_OPTIONS)
+    assert counters.layers > layers
+    assert ours.preemptions > 0
+    assert ours.prefix_hits > 0
+    _assert_same_tokens(own, ours, _NEAR_TIE if dtype == "bfloat16" else 0)
+
+
+def _assert_same_tokens(own: Run, ours: Run, near_tie: float) -> None:
+    same = 0
+    for prompt, (expected, tokens, top) in enumerate(zip(own.tokens, ours.tokens, own.top, strict=True)):
+        assert len(tokens) == len(expected)
+        differing = [step for step, pair in enumerate(zip(expected, tokens, strict=True)) if pair[0] != pair[1]]
+        if not differing:
+            same += 1
+            continue
+        best, second = top[differing[0]]
+        assert best - second < near_tie, f"prompt {prompt}, token {differing[0]}: logprobs {best} and {second}"
+    assert same >= len(own.tokens) - 2
