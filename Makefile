@@ -3,7 +3,7 @@ BUILD ?= build
 MODEL ?=
 JOBS ?= $(shell nproc)
 
-.PHONY: help demo test test-gpu mutants build fovea configure bench results kernels python sanitize fuzz format deps clean
+.PHONY: help demo test test-gpu mutants build fovea configure bench results kernels python test-vllm sanitize fuzz format deps clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -46,6 +46,14 @@ kernels: fovea ## compile the GPU kernels for every architecture; needs no GPU
 
 python: configure ## the Python wheel, in build/wheel, installed into a new environment and tested there
 	@tools/python_wheel.sh $(BUILD)
+
+VLLM_VENV ?= $(HOME)/.cache/fovea/vllm-venv
+test-vllm: python ## vLLM on a CPU with Fovea's attention, in an environment of 7 GB (PYTEST=options)
+	tools/vllm_venv.sh $(VLLM_VENV)
+	tools/vllm_sources.sh 0.24.0
+	tools/vllm_sources.sh 0.33.0
+	$(VLLM_VENV)/bin/python -m pip install --quiet --force-reinstall --no-deps $(BUILD)/wheel/fovea-*.whl
+	cd python/tests_vllm && $(VLLM_VENV)/bin/python -m pytest -q $(PYTEST)
 
 bench: fovea ## attention against this machine's ceilings
 	$(BUILD)/fovea bench attention

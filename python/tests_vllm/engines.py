@@ -7,25 +7,25 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from fovea.vllm.plugin import OVERRIDE_VARIABLE, register
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.logprobs import Logprob
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.attention.selector import _cached_get_attn_backend
 
-from fovea.vllm.plugin import OVERRIDE_VARIABLE, register
-
 MODELS = Path(__file__).parents[2] / "testdata" / "models"
 
 
 @dataclass
 class Run:
-    """The result of one engine: tokens of every prompt, the two best logprobs of each token, and two of its metrics."""
+    """The result of one engine: tokens of every prompt, the two best logprobs of each token, and metrics."""
 
     tokens: list[list[int]]
     top: list[list[list[float]]]
     preemptions: int
     prefix_hits: int
+    accepted_drafts: int
 
 
 def model_folder(name: str, scratch: Path) -> Path:
@@ -76,6 +76,7 @@ def generate(folder: Path, prompts: list[list[int]], new_tokens: int, *, fovea: 
         top=[[_two_best(step) for step in output.logprobs] for output in outputs],
         preemptions=int(metrics["vllm:num_preemptions"]),
         prefix_hits=int(metrics["vllm:prefix_cache_hits"]),
+        accepted_drafts=int(metrics.get("vllm:spec_decode_num_accepted_tokens", 0)),
     )
 
 

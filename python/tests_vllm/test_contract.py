@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 
 import pytest
-
 from signatures import differences, read_contract
 
 HERE = Path(__file__).parent
@@ -34,6 +33,39 @@ def test_further_versions():
         if folder.name not in VERSIONS:
             changes += [f"{folder.name}: {line}" for line in differences(newest, read_contract(folder))]
     assert changes == []
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_imports_exist(version):
+    """The names that the plug-in and its tests import from vLLM are in the modules of each version."""
+    folder = SOURCES / version
+    if not folder.exists():
+        pytest.skip(f"{folder} is missing: tools/vllm_sources.sh {version}")
+    others = {f"v{other.rsplit('.', 1)[0].replace('.', '_')}.py" for other in VERSIONS if other != version}
+    missing = []
+    for file in sorted(PLUGIN.glob("*.py")):
+        if file.name in others:
+            continue
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "vllm":
+                known = _names(folder, node.module)
+                missing += [f"{file.name}: {node.module}.{item.name}" for item in node.names if item.name not in known]
+    assert missing == []
+
+
+def _names(folder: Path, module: str) -> set[str]:
+    """Returns what a module defines or imports at its top level, and its submodules."""
+    path = folder.joinpath(*module.split("."))
+    names = {item.stem for item in path.glob("*")} if path.is_dir() else set()
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.ImportFrom | ast.Import):
+            names |= {item.asname or item.name for item in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return names
 
 
 # The plug-in's functions that vLLM calls, and the functions of vLLM whose arguments they get.

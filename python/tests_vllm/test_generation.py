@@ -3,7 +3,6 @@
 import random
 
 import pytest
-
 from engines import Run, generate, model_folder
 from fovea.vllm import counters
 
@@ -43,6 +42,17 @@ def test_tokens_are_those_of_vllm(scratch, model, dtype):
     assert ours.preemptions > 0
     assert ours.prefix_hits > 0
     _assert_same_tokens(own, ours, _NEAR_TIE if dtype == "bfloat16" else 0)
+
+
+def test_verified_drafts_give_the_same_tokens(scratch):
+    """Drafts that repeat the prompt are verified, several in a request and none in others."""
+    folder = model_folder("llama", scratch)
+    options = _OPTIONS | {"num_gpu_blocks_override": 100, "max_num_batched_tokens": 96}
+    plain = generate(folder, _prompts(), 48, fovea=True, dtype="float32", **options)
+    drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2, "prompt_lookup_min": 1}
+    verified = generate(folder, _prompts(), 48, fovea=True, dtype="float32", speculative_config=drafts, **options)
+    assert verified.accepted_drafts > 0
+    _assert_same_tokens(plain, verified, 0)
 
 
 def _assert_same_tokens(own: Run, ours: Run, near_tie: float) -> None:

@@ -1,15 +1,14 @@
 """Layers of the plug-in compute attention over caches laid out as vLLM hands them over."""
 
+import fovea.vllm.mha as mha
 import pytest
 import torch
-from vllm.engine.arg_utils import EngineArgs
-from vllm.v1.kv_cache_interface import CrossAttentionSpec, EncoderOnlyAttentionSpec, FullAttentionSpec
-
-import fovea.vllm.mha as mha
 from engines import model_folder
 from fovea.vllm import counters, v0_24, v0_33
 from fovea.vllm.metadata import MetadataBuilder
 from layers import BLOCK, BLOCKS, Pass, Request, add_layer, attention, make_impl
+from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.kv_cache_interface import CrossAttentionSpec, EncoderOnlyAttentionSpec, FullAttentionSpec
 
 HEADS, KV_HEADS, DIM, SCALE = 4, 2, 64, 0.125
 MIXED = [Request(1, 45), Request(20, 20), Request(7, 100), Request(1, 1)]
@@ -237,6 +236,27 @@ def test_update_alone_stores_what_forward_stores(config):
     assert torch.equal(*caches)
 
 
+def test_more_requests_than_the_scheduler_has(config):
+    config.scheduler_config.max_num_seqs = 2
+    pass_, tensors, cache = Pass(MIXED), _tensors(29), _cache_24()
+    stored = _fill(pass_, cache.unbind(1))
+    out = _run(config, _impl(config), cache, pass_, tensors)
+    torch.testing.assert_close(out, _expected(pass_, stored, tensors), atol=1e-5, rtol=1e-4)
+
+
+def test_other_caches_after_profiling(config):
+    impl, pass_, tensors = _impl(config), Pass(MIXED), _tensors(29)
+    small, cache = _cache_24(), _cache_24()
+    layer = add_layer(config, "layer", impl, small)
+    builder = MetadataBuilder(_spec(), ["layer"], config, torch.device("cpu"))
+    out = torch.zeros(29, HEADS, DIM)
+    impl.forward(layer, *tensors, small, builder.build(0, pass_.common()), out)
+    stored = _fill(pass_, cache.unbind(1))
+    layer.kv_cache = cache
+    impl.forward(layer, *tensors, cache, builder.build(0, pass_.common()), out)
+    torch.testing.assert_close(out, _expected(pass_, stored, tensors), atol=1e-5, rtol=1e-4)
+
+
 def test_profiling_run_gives_zeros(config):
     q, k, v = _tensors(3)
     out = torch.ones(3, HEADS, DIM)
@@ -250,5 +270,10 @@ def test_what_it_does_not_know_is_named(config):
         _impl(config, chunk_lookback=3)
     with pytest.raises(NotImplementedError, match="turboquant_k8v4"):
         _impl(config, kv_cache_dtype="turboquant_k8v4")
+    images = Pass(MIXED).common().replace(mm_req_doc_ranges={0: [(1, 4)]})
+    builder = MetadataBuilder(_spec(), [], config, torch.device("cpu"))
+    with pytest.raises(NotImplementedError, match="mm_req_doc_ranges is given"):
+        builder.build(0, images)
+    builder.build(0, images.replace(mm_req_doc_ranges={0: []}))
     with pytest.raises(NotImplementedError, match="causal is a tensor"):
         _run(config, _impl(config), _cache_24(), Pass(MIXED, causal=torch.ones(4, dtype=torch.bool)), _tensors(29))

@@ -2,12 +2,11 @@
 
 import pytest
 import torch
-from vllm.engine.arg_utils import EngineArgs
-from vllm.v1.kv_cache_interface import MLAAttentionSpec
-
 from engines import model_folder
 from fovea.vllm.mla import MlaImpl, MlaMetadataBuilder
 from layers import BLOCK, BLOCKS, Pass, Request, add_layer, attention, make_impl
+from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.kv_cache_interface import MLAAttentionSpec
 
 HEADS, NOPE, ROPE, V_DIM, RANK, SCALE = 4, 32, 16, 32, 64, 0.144
 
@@ -72,7 +71,7 @@ def test_prompts_and_decodes(config, dtype):
         torch.device("cpu"),
     )
     metadata = builder.build(0, pass_.common())
-    assert (metadata.num_decode_tokens, metadata.num_prefills) == (0, 4)
+    assert (metadata.num_decodes, metadata.num_decode_tokens) == (0, 0)
     out = torch.zeros(pass_.tokens, HEADS * V_DIM)
     impl.forward_mha(q, latent, k_rope.unsqueeze(1), cache, metadata, layer._k_scale, out)
     expected = _expected(pass_, rows, q, weight)

@@ -1,18 +1,21 @@
 """vLLM's question whether a configuration is served is answered with Fovea's reasons."""
 
+import tomllib
+from pathlib import Path
+
+import fovea
 import pytest
 import torch
+from engines import model_folder
+from fovea.vllm import plugin, specs
+from fovea.vllm.mha import MhaBackend
+from fovea.vllm.mla import MlaBackend
 from vllm.config import set_current_vllm_config
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.attention.backend import AttentionType
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-import fovea
-from engines import model_folder
-from fovea.vllm import plugin, specs
-from fovea.vllm.mha import MhaBackend
-from fovea.vllm.mla import MlaBackend
-
+PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 QUESTION = {
     "head_size": 64,
     "dtype": torch.bfloat16,
@@ -118,3 +121,8 @@ def test_overrides(monkeypatch):
     monkeypatch.setenv(plugin.OVERRIDE_VARIABLE, "FLASH_ATN")
     with pytest.raises(ValueError, match='names "FLASH_ATN", Fovea can replace FLASH_ATTN'):
         plugin.register()
+
+
+def test_package_names_the_entry_point():
+    project = tomllib.loads(PYPROJECT.read_text())["project"]
+    assert project["entry-points"]["vllm.general_plugins"] == {"fovea": "fovea.vllm.plugin:register"}

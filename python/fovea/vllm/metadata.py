@@ -22,31 +22,59 @@ from fovea.vllm.specs import batch_limits
 logger = init_logger(__name__)
 
 
+# Fields of batches that ask for what the plug-in does not do. On a CPU vLLM does not ask before it loads a model.
+_REFUSED = {
+    "mm_req_doc_ranges": "tokens of images see each other: the plug-in does not pass such spans on",
+    "dcp_local_seq_lens": "decode context parallelism is not supported",
+    "rswa_prefix_lens": "retrieval windows are not supported",
+}
+
+
+@dataclass
 class Metadata(AttentionMetadata):
     """The arrays of a pass. They live on the device; the host knows upper bounds only.
 
-    vLLM reads and writes some fields by name, so these have its names.
+    vLLM reads and writes some fields by name and copies the others, so the names are its own.
     """
 
-    def __init__(self, builder: "MetadataBuilder", common: CommonAttentionMetadata, *, captured: bool):
-        self.builder = builder
-        self.num_actual_tokens: int = common.num_actual_tokens  # padding of CUDA graphs included
-        self.num_reqs: int = common.num_reqs
-        self.max_query_len: int = common.max_query_len
-        self.max_seq_len: int = common.max_seq_len
-        self.query_start_loc = common.query_start_loc  # int32 [requests + 1]
-        self.seq_lens = common.seq_lens  # int32 [requests]; cross attention: encoder tokens
-        self.block_table = common.block_table_tensor  # int32 [requests, blocks]
-        self.slot_mapping = common.slot_mapping  # int64 [tokens]; -1: store nothing
-        self.scope = _scope(builder.kv_cache_spec, common.causal)
-        self.mode = "decode"
-        self.host_q_lens: torch.Tensor | None = None
-        self.host_kv_lens: torch.Tensor | None = None
-        if self.max_query_len > 1 or self.num_actual_tokens > self.num_reqs:
-            self.mode = "mixed"
-            # A captured pass serves later batches, too, so it may not rely on the lengths of this one.
-            if not captured and common.query_start_loc_cpu is not None:
-                self._read_host_lengths(common)
+    builder: "MetadataBuilder"
+    scope: str  # of Fovea: "decoder", "cross" or "encoder"
+    mode: str  # of Fovea
+    num_actual_tokens: int  # padding of CUDA graphs included
+    num_reqs: int
+    max_query_len: int
+    max_seq_len: int
+    query_start_loc: torch.Tensor  # int32 [requests + 1]
+    seq_lens: torch.Tensor  # int32 [requests]; cross attention: encoder tokens
+    block_table: torch.Tensor  # int32 [requests, blocks]
+    slot_mapping: torch.Tensor  # int64 [tokens]; -1: store nothing
+    host_q_lens: torch.Tensor | None = None  # int32 [requests], as host_kv_lens
+    host_kv_lens: torch.Tensor | None = None
+
+    @classmethod
+    def of(cls, builder: "MetadataBuilder", common: CommonAttentionMetadata, *, captured: bool) -> "Metadata":
+        """Returns the metadata of a pass. A captured pass serves later batches, too, so it may not rely on the lengths
+        of this one."""
+        for name, reason in _REFUSED.items():
+            value = getattr(common, name, None)
+            if value is not None and (name != "mm_req_doc_ranges" or any(value.values())):
+                raise NotImplementedError(f"{name} is given: {reason}")
+        metadata = cls(
+            builder=builder,
+            scope=_scope(builder.kv_cache_spec, common.causal),
+            mode="decode" if common.max_query_len <= 1 and common.num_actual_tokens <= common.num_reqs else "mixed",
+            num_actual_tokens=common.num_actual_tokens,
+            num_reqs=common.num_reqs,
+            max_query_len=common.max_query_len,
+            max_seq_len=common.max_seq_len,
+            query_start_loc=common.query_start_loc,
+            seq_lens=common.seq_lens,
+            block_table=common.block_table_tensor,
+            slot_mapping=common.slot_mapping,
+        )
+        if metadata.mode == "mixed" and not captured and common.query_start_loc_cpu is not None:
+            metadata._read_host_lengths(common)
+        return metadata
 
     def _read_host_lengths(self, common: CommonAttentionMetadata) -> None:
         starts = common.query_start_loc_cpu[: self.num_reqs + 1]
@@ -120,14 +148,17 @@ class MetadataBuilder(AttentionMetadataBuilder[Metadata]):
         self.limits = batch_limits(vllm_config)
         self._layers = vllm_config.compilation_config.static_forward_context
         self._places: dict[tuple[int, str], _Place] = {}
+        self._outgrown: list[_Place] = []
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
     ) -> Metadata:
-        return self.metadata_class(self, common_attn_metadata, captured=False)
+        self._fit(common_attn_metadata)
+        return self.metadata_class.of(self, common_attn_metadata, captured=False)
 
     def build_for_cudagraph_capture(self, common_attn_metadata: CommonAttentionMetadata) -> Metadata:
-        return self.metadata_class(self, common_attn_metadata, captured=True)
+        self._fit(common_attn_metadata)
+        return self.metadata_class.of(self, common_attn_metadata, captured=True)
 
     def update_block_table(self, metadata: Metadata, blk_table: torch.Tensor, slot_mapping: torch.Tensor) -> Metadata:
         updated = copy.copy(metadata)
@@ -138,6 +169,15 @@ class MetadataBuilder(AttentionMetadataBuilder[Metadata]):
 
     def update_draft_decode_metadata(self, metadata: Metadata) -> None:
         """Does nothing: the next forward pass with this metadata is planned anew, inside a graph, too."""
+
+    def _fit(self, common: CommonAttentionMetadata) -> None:
+        """Raises the limits for layers that divide requests into several, as chunked local attention does."""
+        needed = {"max_requests": common.num_reqs, "max_tokens": common.num_actual_tokens}
+        grown = {name: 1 << (n - 1).bit_length() for name, n in needed.items() if n > getattr(self.limits, name)}
+        if grown:
+            self.limits = self.limits.replace(**grown)
+            self._outgrown += self._places.values()  # captured graphs have their addresses
+            self._places.clear()
 
     def place(self, impl: Any, scope: str) -> tuple[LayerGroup, int]:
         """Returns the group of the layer of an implementation, and the layer's index in it."""

@@ -5,12 +5,13 @@ The metadata of this plug-in calls every request a prompt, so that queries arriv
 absorbs or up-projects, whatever is cheaper for each request by its lengths on the device.
 """
 
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from vllm import envs
 from vllm.config import get_current_vllm_config
-from vllm.v1.attention.backend import AttentionBackend, AttentionType, CommonAttentionMetadata, MLAAttentionImpl
+from vllm.v1.attention.backend import AttentionBackend, AttentionType, MLAAttentionImpl
 
 import fovea
 from fovea.torch.dtypes import indexed_device
@@ -21,17 +22,15 @@ from fovea.vllm.metadata import Metadata, MetadataBuilder
 from fovea.vllm.validation import mla_reasons
 
 
+@dataclass
 class MlaMetadata(Metadata):
-    """Metadata with the fields by which vLLM's MLA layer divides a pass."""
+    """Metadata with the fields by which vLLM's MLA layer divides a pass. All tokens belong to prompts."""
 
-    num_decodes = 0
-    num_decode_tokens = 0
-    decode = None
-    prefill = None
-
-    def __init__(self, builder: MetadataBuilder, common: CommonAttentionMetadata, *, captured: bool):
-        super().__init__(builder, common, captured=captured)
-        self.num_prefills = self.num_reqs
+    num_decodes: int = 0
+    num_decode_tokens: int = 0
+    num_prefills: int = 1
+    decode: None = None
+    prefill: None = None
 
 
 class MlaMetadataBuilder(MetadataBuilder):
