@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import fovea
+import fovea.compat.flashinfer as flashinfer
 import pytest
 import torch
 from flashinfer_oracle import Paged, Scores, attend, check, offsets
-
-import fovea
-import fovea.compat.flashinfer as flashinfer
 
 pytestmark = pytest.mark.gpu
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import math
 
+import fovea.compat.flashinfer as flashinfer
 import pytest
 import torch
 from flashinfer_oracle import Paged, Scores, attend, check, offsets
-
-import fovea.compat.flashinfer as flashinfer
 
 WORKSPACE = torch.empty(1, dtype=torch.uint8)
 LATENT, ROPE, PAGE = 512, 64, 4
@@ -123,6 +122,30 @@ def test_mla_fp8_cache() -> None:
     scaled = torch.cat((parts[0], parts[1] * 4.0), -1)
     expected, _ = cache.expect(scaled, [1, 2], Scores(scale=SCALE * 0.5))
     check(out, expected * 0.5, torch.float32)
+
+
+def test_mla_fp8_cache_needs_scales() -> None:
+    cache = Latents([5, 21], torch.float8_e4m3fn)
+    q = queries([1, 2], torch.float32)
+    wrapper = cache.plan([1, 2], True, torch.float32)
+    for scales, text in (
+        ({"kpe_scale": 1.0}, "ckv_scale or ckv_scale_arr"),
+        ({"ckv_scale": 1.0}, "kpe_scale is absent"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            wrapper.run(query=q, kv_cache=cache.rows, **scales)
+
+
+@pytest.mark.parametrize("name", ["q_nope", "q_pe", "ckv_cache", "kpe_cache"])
+def test_mla_names_a_tensor_of_another_dtype(name: str) -> None:
+    cache = Latents([5, 21], torch.float32)
+    q = queries([1, 2], torch.float32)
+    wrapper = cache.plan([1, 2], True, torch.float32)
+    names = ("q_nope", "q_pe", "ckv_cache", "kpe_cache")
+    tensors = dict(zip(names, (q[..., :LATENT], q[..., LATENT:], *cache.parts), strict=True))
+    tensors[name] = tensors[name].half()
+    with pytest.raises(ValueError, match=rf"{name}\.dtype is torch.float16"):
+        wrapper.run(**tensors)
 
 
 @pytest.mark.parametrize("layout", ["NHD", "HND"])

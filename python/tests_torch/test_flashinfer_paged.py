@@ -6,11 +6,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import fovea.compat.flashinfer as flashinfer
 import pytest
 import torch
 from flashinfer_oracle import Paged, Scores, attend, check, offsets
-
-import fovea.compat.flashinfer as flashinfer
 
 WORKSPACE = torch.empty(1, dtype=torch.uint8)
 FP8 = torch.float8_e4m3fn

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import fovea.compat.flashinfer as flashinfer
 import pytest
 import torch
 from flashinfer_oracle import Scores, attend, check, offsets
-
-import fovea.compat.flashinfer as flashinfer
 
 WORKSPACE = torch.empty(1, dtype=torch.uint8)
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

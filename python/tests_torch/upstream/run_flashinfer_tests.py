@@ -221,7 +221,6 @@ def main() -> int:
     sys.path.insert(0, shim)
     os.environ["PYTHONPATH"] = os.pathsep.join([shim, os.environ.get("PYTHONPATH", "")])  # for tests' subprocesses
     import flashinfer  # noqa: F401  (before the tests, which would find the checkout's)
-
     import fovea.compat.flashinfer.mla as mla
 
     mla.copy_split_caches = arguments.copy_mla

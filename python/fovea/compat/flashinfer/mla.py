@@ -211,6 +211,7 @@ class BatchMLAPagedAttentionWrapper:
         """
         if self._heads is None or self._pass is None:
             raise RuntimeError("run() needs a prior plan()")
+        self._check_scales(ckv_scale, ckv_scale_arr, kpe_scale)
         self._refuse_options(profiler_buffer, kv_len, page_table, o_scale, ckv_scale_arr)
         refuse(skip_softmax_threshold_scale_factor is not None, "skip_softmax_threshold_scale_factor: softmax is exact")
         refuse(bmm1_scale is not None or bmm2_scale is not None, "bmm1_scale and bmm2_scale: fold them into sm_scale")
@@ -227,6 +228,19 @@ class BatchMLAPagedAttentionWrapper:
         return run_attention(replace(heads, causal=True), self._tokens_pass(q.shape[0]), call, spec, (rows,))
 
     run_return_lse = partialmethod(run, return_lse=True)
+
+    def _check_scales(self, ckv_scale: Any, ckv_scale_arr: Any, kpe_scale: Any) -> None:
+        """Raises ValueError unless an fp8 cache comes with its scales, which have no default."""
+        if self._heads.kv_dtype.itemsize > 1:
+            return
+        if (ckv_scale is None) == (ckv_scale_arr is None):
+            raise ValueError("Exactly one of ckv_scale or ckv_scale_arr must be given with an fp8 cache")
+        if kpe_scale is None and self._heads.mla_rope_dim > 0:
+            raise ValueError("kpe_scale is absent, an fp8 cache needs it")
+
+    def _check_dtype(self, name: str, tensor: torch.Tensor, planned: torch.dtype) -> None:
+        if tensor.dtype != planned:
+            raise ValueError(f"{name}.dtype is {tensor.dtype}, planned was {planned}")
 
     @staticmethod
     def _refuse_options(profiler_buffer: Any, kv_len: Any, page_table: Any, o_scale: Any, ckv_scale_arr: Any) -> None:
@@ -258,8 +272,10 @@ class BatchMLAPagedAttentionWrapper:
         q_nope, q_pe = query
         if q_nope is None:
             raise TypeError("run() needs query=, or q_nope and q_pe")
+        self._check_dtype("q_nope", q_nope, self._heads.q_dtype)
         if rope_dim == 0:
             return q_nope, {}
+        self._check_dtype("q_pe", q_pe, self._heads.q_dtype)
         if tuple(q_pe.shape) != (*q_nope.shape[:2], rope_dim):
             raise ValueError(f"q_pe has shape {tuple(q_pe.shape)}, must be {(*q_nope.shape[:2], rope_dim)}")
         return q_nope, {"q_rope": q_pe if ratio == 1.0 else q_pe * ratio}
@@ -272,14 +288,13 @@ class BatchMLAPagedAttentionWrapper:
         ckv, kpe = cache
         if ckv is None:
             raise TypeError("run() needs kv_cache=, or ckv_cache and kpe_cache")
-        for name, part, dim in (("ckv", ckv, latent_dim), ("kpe", kpe, rope_dim)):
-            if rope_dim == 0 and name == "kpe":
+        for name, part, dim in (("ckv_cache", ckv, latent_dim), ("kpe_cache", kpe, rope_dim)):
+            if dim == 0:
                 continue
+            self._check_dtype(name, part, self._heads.kv_dtype)
             if part.ndim != 3 or tuple(part.shape[1:]) != (self._page_size, dim) or part.shape[0] != ckv.shape[0]:
                 expected = f"[pages, {self._page_size}, {dim}]"
                 raise ValueError(f"{name} has shape {tuple(part.shape)}, planned were {expected}")
-            if part.dtype != self._heads.kv_dtype:
-                raise ValueError(f"{name} has dtype {part.dtype}, planned was kv_data_type {self._heads.kv_dtype}")
         if rope_dim == 0:
             return ckv
         is_row = (

@@ -14,12 +14,12 @@ from functools import wraps
 from types import ModuleType
 from typing import Any
 
-import torch
-
 import fovea.compat.flashinfer as _fovea
-from flashinfer import oracle as _oracle
+import torch
 from fovea.compat.flashinfer import *  # noqa: F403  (the shim has every name of the module)
 from fovea.compat.flashinfer import cascade, decode, mla, page, prefill
+
+from flashinfer import oracle as _oracle
 
 use_oracle = False
 """True while a test runs that uses the functions for one request as its oracle."""
