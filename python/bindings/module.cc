@@ -47,6 +47,8 @@ void translate(const std::exception_ptr& exception, void* type) {
 
 NB_MODULE(_core, module) {
   module.doc() = "The compiled part of Fovea. Import fovea instead.";
+  // Modules that torch keeps until the end of the process keep objects of this one.
+  nb::set_leak_warnings(false);
   nb::object error = nb::module_::import_("fovea._error").attr("Error");
   module.attr("Error") = error;
   nb::register_exception_translator(translate, error.release().ptr());
