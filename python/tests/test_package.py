@@ -123,8 +123,9 @@ def test_all_is_what_the_package_imports():
 
 
 def test_import_is_quick_and_imports_no_array_library():
+    # Time of the process, since the machine may be busy.
     code = (
-        "import time, sys; t = time.perf_counter(); import fovea; print(time.perf_counter() - t); print(*sys.modules)"
+        "import time, sys; t = time.process_time(); import fovea; print(time.process_time() - t); print(*sys.modules)"
     )
     best = 1e9
     for _ in range(5):
