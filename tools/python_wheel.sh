@@ -14,8 +14,10 @@ if ! "$tools/bin/python" -c "import nanobind, scikit_build_core" 2>/dev/null; th
   "$tools/bin/pip" install --quiet "scikit-build-core==1.1.*" "nanobind==3.1.*"
 fi
 rm -rf "$build/wheel" "$build/wheel-test"
+prefix=$(sed -n 's/^CMAKE_INSTALL_PREFIX:PATH=//p' "$build/CMakeCache.txt")
 "$tools/bin/pip" wheel . --quiet --no-deps --no-build-isolation --wheel-dir "$build/wheel" \
   --config-settings=build-dir="$build"
+cmake -S . -B "$build" -DCMAKE_INSTALL_PREFIX="$prefix" >/dev/null  # the wheel had a prefix of its own
 wheel=$(echo "$build"/wheel/fovea-*.whl)
 bytes=$(stat -c %s "$wheel")
 if [ "$bytes" -gt $((64 * 1024 * 1024)) ]; then

@@ -15,7 +15,7 @@ wanted=$(cat "$torch_packages"; printf '%s\n' "${other_packages[@]}")
 [ "$(cat "$folder/packages.txt" 2>/dev/null)" = "$wanted" ] && exit 0
 
 echo "making $folder, once: torch and transformers from PyPI, 2.3 GB to download" >&2
-python3 -c 'import ensurepip' 2>/dev/null || "$tools/install_deps.sh" demo
+python3 -c 'import ensurepip' 2>/dev/null || "$tools/install_deps.sh"
 mkdir -p "$(dirname "$folder")"
 work=$(mktemp -d "$folder.XXXXXX")
 trap 'rm -rf "$work"' EXIT
