@@ -3,7 +3,7 @@
 """Measures what Python adds to a forward(): the same small decode step in C++, bound, and with arrays as arguments.
 
 Uses torch's tensors if torch can be imported, else numpy's; with --device cuda torch's on the GPU. Fails if a bound
-forward() costs more than 3 us over C++.
+forward() costs more over C++ than LIMIT_US.
 
 Usage: python_overhead.py [--device cpu|cuda]
 """

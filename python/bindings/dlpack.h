@@ -42,7 +42,7 @@ struct DlTensor {
   uint64_t byte_offset;
 };
 
-// What capsules named "dltensor" hold.
+// Capsules named "dltensor" hold this.
 struct DlManagedTensor {
   DlTensor tensor;
   void* context;
@@ -56,7 +56,7 @@ struct DlVersion {
 
 constexpr uint64_t kDlReadOnly = 1;
 
-// What capsules named "dltensor_versioned" hold.
+// Capsules named "dltensor_versioned" hold this.
 struct DlManagedTensorVersioned {
   DlVersion version;
   void* context;
@@ -70,7 +70,7 @@ struct DlExchangeHeader {
   DlExchangeHeader* previous;
 };
 
-// What the capsule `__dlpack_c_exchange_api__` of a type points to. Functions that the module does
+// The capsule `__dlpack_c_exchange_api__` of a type points to this. Functions that the module does
 // not call have no signature here.
 struct DlExchangeApi {
   DlExchangeHeader header;

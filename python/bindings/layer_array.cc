@@ -9,7 +9,7 @@
 namespace fovea::python {
 namespace {
 
-// What an exported tensor owns.
+// An exported tensor owns this.
 struct Export {
   LayerArray array;
   DlManagedTensor plain = {};

@@ -48,7 +48,7 @@ constexpr const char* kNames[kArguments] = {"q",           "k",         "v",
                                             "beta",        "skip",      "l2_normalise_qk",
                                             "stream"};
 
-// What an array [tokens, heads, dim] must look like.
+// The form of an array [tokens, heads, dim].
 struct RowShape {
   int64_t heads, dim;
   DType dtype;

@@ -15,7 +15,7 @@ namespace fovea::python {
 // Rotary positions with their arrays.
 struct Rotary {
   RotaryTensors tensors = {};
-  int64_t rows = 0;  // of positions
+  int64_t rows = 0;  // number of positions
   Device device = {};
   Keeper keeper = {};
 };
@@ -26,7 +26,7 @@ struct LayerInput {
   // The largest number of tokens that the arrays have rows for, and the array that limits it.
   int64_t rows = std::numeric_limits<int64_t>::max();
   const char* shortest = nullptr;
-  const DlExchangeApi* api = nullptr;  // of the first array, if its library has one
+  const DlExchangeApi* api = nullptr;  // that of the first array; null: its library has none
   Keeper keeper = {};
 };
 

@@ -198,7 +198,7 @@ def test_batches(run, name):
     assert info.value.code == "invalid_argument"
 
 
-# What only plan() can tell.
+# Only plan() can tell these.
 PLANS = {
     "q_indptr is not monotone": ({"q_indptr": np.array([0, 6, 1, 13], np.int32)}, r"q_indptr\[2\]"),
     "short kv_lens": ({"kv_lens": np.array([9, 12], np.int32), "requests": 3}, "kv_lens"),

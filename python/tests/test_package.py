@@ -59,7 +59,7 @@ def stub_names(nodes):
 
 
 ONLY_IN_STUBS = {"Array", "Prompt"}
-# What every value type and enumeration has.
+# Every value type and enumeration has these.
 COMMON = {"__init__", "__getstate__", "__setstate__", "__eq__", "__hash__", "__repr__", "__str__"}
 
 
