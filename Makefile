@@ -3,7 +3,7 @@ BUILD ?= build
 MODEL ?=
 JOBS ?= $(shell nproc)
 
-.PHONY: help demo test test-gpu mutants build fovea configure bench results kernels python test-vllm sanitize fuzz format deps clean
+.PHONY: help demo test test-gpu mutants build fovea configure bench results kernels python test-python test-vllm sanitize fuzz format deps clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -54,6 +54,11 @@ test-vllm: python ## vLLM on a CPU with Fovea's attention, in an environment of 
 	tools/vllm_sources.sh 0.33.0
 	$(VLLM_VENV)/bin/python -m pip install --quiet --force-reinstall --no-deps $(BUILD)/wheel/fovea-*.whl
 	cd python/tests_vllm && $(VLLM_VENV)/bin/python -m pytest -q $(PYTEST)
+
+TORCH_VENV ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fovea/torch-venv
+test-python: python ## the tests with torch and transformers that need no GPU, in an environment under ~/.cache
+	@tools/torch_venv.sh $(TORCH_VENV)
+	PYTHONPATH=$(BUILD)/python $(TORCH_VENV)/bin/python -m pytest --quiet -p no:logging -m 'not gpu' python/tests_torch
 
 bench: fovea ## attention against this machine's ceilings
 	$(BUILD)/fovea bench attention

@@ -7,7 +7,7 @@ set -euo pipefail
 folder=$1
 tools=$(cd "$(dirname "$0")" && pwd)
 torch_packages=$tools/../python/tests_torch/requirements.txt
-other_packages=(numpy==2.4.6 pytest==9.2.0 transformers==5.17.0
+other_packages=(nanobind-backend numpy==2.4.6 pytest==9.2.0 transformers==5.17.0
                 filelock fsspec jinja2 networkx setuptools==65.5.0 sympy typing-extensions)
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 

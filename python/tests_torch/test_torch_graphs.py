@@ -118,7 +118,7 @@ def test_compiled_passes_run_in_graphs():
     generator = random.Random(2)
     passes = Pass()
     passes.fill(generator)
-    compiled = torch.compile(passes.functional, fullgraph=True, mode="reduce-overhead")
+    compiled = torch.compile(passes.functional, fullgraph=True, backend="cudagraphs")
     for _ in range(6):
         requests = passes.fill(generator)
         torch.compiler.cudagraph_mark_step_begin()
