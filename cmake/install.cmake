@@ -4,7 +4,7 @@ include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/fovea)
 set(pc_dir ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
-set(engine_headers engine.h verify_model.h)
+set(engine_headers engine.h verify_model.h fovea.h dlpack_abi.h)
 
 # Paths relative to the file, so that the folder may be moved.
 file(RELATIVE_PATH PC_PREFIX /${pc_dir} /)
@@ -14,14 +14,22 @@ string(REGEX REPLACE "/$" "" PC_PREFIX ${PC_PREFIX})
 # targets for CMake and its file for pkg-config.
 function(fovea_install component)
   cmake_parse_arguments(ARG "" "PC_NAME;PC_REQUIRES;PC_REQUIRES_PRIVATE" "TARGETS;PC_LIBRARIES" ${ARGN})
+  set(part ${component})
+  set(ARG_PC_CFLAGS -std=c++20)
+  set(ARG_PC_LIBS_PRIVATE "-ldl -pthread")
+  if(component STREQUAL c)  # installed with the engine, of which it is the shared library
+    set(part engine)
+    set(ARG_PC_CFLAGS "")
+    set(ARG_PC_LIBS_PRIVATE "")
+  endif()
   install(TARGETS ${ARG_TARGETS} EXPORT fovea_${component}
-          LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT ${component} NAMELINK_COMPONENT ${component}
-          ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT ${component})
+          LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT ${part} NAMELINK_COMPONENT ${part}
+          ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT ${part})
   install(EXPORT fovea_${component} NAMESPACE fovea:: DESTINATION ${package_dir} FILE ${component}_targets.cmake
-          COMPONENT ${component})
+          COMPONENT ${part})
   list(JOIN ARG_PC_LIBRARIES " " ARG_PC_LIBRARIES)
   configure_file(cmake/fovea.pc.in ${PROJECT_BINARY_DIR}/${ARG_PC_NAME}.pc @ONLY)
-  install(FILES ${PROJECT_BINARY_DIR}/${ARG_PC_NAME}.pc DESTINATION ${pc_dir} COMPONENT ${component})
+  install(FILES ${PROJECT_BINARY_DIR}/${ARG_PC_NAME}.pc DESTINATION ${pc_dir} COMPONENT ${part})
 endfunction()
 
 if(BUILD_SHARED_LIBS)
@@ -41,12 +49,21 @@ else()
   endif()
 endif()
 
+if(FOVEA_C)
+  set(c_targets fovea_for_c)
+  if(NOT BUILD_SHARED_LIBS)
+    list(APPEND c_targets fovea_shared_engine)
+  endif()
+  fovea_install(c TARGETS ${c_targets} PC_NAME fovea_c PC_LIBRARIES -lfovea)
+endif()
+
 list(TRANSFORM engine_headers PREPEND include/fovea/ OUTPUT_VARIABLE engine_header_files)
 list(JOIN engine_headers "|" engine_header_pattern)
 install(DIRECTORY include/fovea DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT attention
-        REGEX "/(${engine_header_pattern})$" EXCLUDE)
+        REGEX "/(${engine_header_pattern}|c)$" EXCLUDE)
 if(FOVEA_ENGINE)
   install(FILES ${engine_header_files} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/fovea COMPONENT engine)
+  install(DIRECTORY include/fovea/c DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/fovea COMPONENT engine)
 endif()
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/doc/fovea COMPONENT attention)
 # The command looks for it in its own folder; there is one after `make kernels`.

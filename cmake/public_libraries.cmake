@@ -1,8 +1,8 @@
 # What other projects link: fovea::attention or, with models and text, fovea::fovea, which contains the former. Each is the
 # headers of include/, C++20, and either the layers as static libraries or one shared library of the same objects. A
-# program links one of the two.
+# program links one of the two. Programs in C link fovea::c, which is always the shared library of the engine.
 set(fovea_layers_attention attention kvcache kernels gpu core)
-set(fovea_layers_engine engine tokenizer model ${fovea_layers_attention})
+set(fovea_layers_engine c engine tokenizer model ${fovea_layers_attention})
 set(fovea_target_attention attention)
 set(fovea_target_engine fovea)
 set(fovea_kind static)
@@ -47,8 +47,20 @@ endfunction()
 # Tests link the shared libraries in every build without sanitizers.
 foreach(component IN LISTS fovea_components)
   fovea_static_library(${component})
-  if(BUILD_SHARED_LIBS OR (FOVEA_TESTS AND NOT FOVEA_SANITIZE))
+  if(BUILD_SHARED_LIBS OR (FOVEA_C AND component STREQUAL engine) OR (FOVEA_TESTS AND NOT FOVEA_SANITIZE))
     fovea_shared_library(${component})
   endif()
   add_library(fovea::${fovea_target_${component}} ALIAS fovea_${fovea_kind}_${component})
 endforeach()
+
+if(FOVEA_C)
+  add_library(fovea_for_c INTERFACE)
+  target_include_directories(fovea_for_c INTERFACE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
+                             $<INSTALL_INTERFACE:include>)
+  target_link_libraries(fovea_for_c INTERFACE $<LINK_ONLY:fovea_shared_engine>)
+  set_target_properties(fovea_for_c PROPERTIES EXPORT_NAME c)
+  add_library(fovea::c ALIAS fovea_for_c)
+  if(NOT BUILD_SHARED_LIBS)
+    set_target_properties(fovea_shared_engine PROPERTIES EXPORT_NAME shared)  # fovea::fovea is the static one
+  endif()
+endif()

@@ -8,9 +8,11 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-ORDER = ["include", "core", "gpu", "kernels", "kvcache", "attention", "model", "tokenizer", "engine", "surface"]
+ORDER = ["include", "core", "gpu", "kernels", "kvcache", "attention", "model", "tokenizer", "engine", "c", "surface"]
 # Surfaces include only public headers and each other. bench/ may include any layer.
 SURFACES = {"cli", "bench"}
+# The C interface includes only public headers and itself.
+C_INTERFACE = ("include", "c")
 # Kernel implementations do not include each other.
 KERNEL_KINDS = ["reference", "cpu", "cuda"]
 # A family's own files that spell its variants, and the files that handle all families.
@@ -67,6 +69,8 @@ def main():
                 errors.append(f"{relative}: {here}/ must not include {there}/")
             elif here == "surface" and there not in ("include", "surface"):
                 errors.append(f"{relative}: a surface must not include {there}/")
+            elif here == "c" and there not in C_INTERFACE:
+                errors.append(f"{relative}: the C interface must not include {there}/")
             if inside.startswith("attention/") and match.group(1).startswith("attention/"):
                 if not check_attention(inside, match.group(1)):
                     errors.append(f"{relative}: must not include {match.group(1)}")

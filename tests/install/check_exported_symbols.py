@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fails when a shared library exports other symbols than its committed list says.
 
-Usage: check_exported_symbols.py attention|engine LIBRARY [--write]
+Usage: check_exported_symbols.py attention|engine|c LIBRARY [--write]
 --write replaces the list by what the library exports. The library of the engine exports the list of attention as well.
+`c` compares the symbols of C in that library; the other lists hold those of C++.
 """
 import pathlib
 import subprocess
@@ -21,16 +22,17 @@ def read_list(component):
     return set(file.read_text(encoding="utf-8").splitlines()) if file.exists() else set()
 
 
-def exported(library):
+def exported(library, of_c):
     listing = subprocess.run(["nm", "-D", "--defined-only", "-C", "--format=posix", library],
                              capture_output=True, text=True, check=True).stdout
     # "fovea::Engine::step(int) T 1f20 80": the name may have spaces, the three fields after it have none.
-    return {" ".join(line.split(" ")[:-3]) for line in listing.splitlines()}
+    symbols = {" ".join(line.split(" ")[:-3]) for line in listing.splitlines()}
+    return {symbol for symbol in symbols if symbol.startswith("fovea_") == of_c}
 
 
 def main():
     component, library = sys.argv[1:3]
-    symbols = exported(library)
+    symbols = exported(library, component == "c")
     inherited = read_list("attention") if component == "engine" else set()
     if "--write" in sys.argv:
         lines = sorted(symbols - inherited)
