@@ -90,11 +90,11 @@ fuzz: ## each fuzzer for a minute (FUZZ_SECONDS=n for another time)
 	tools/run_fuzzers.sh build-fuzz $(or $(FUZZ_SECONDS),60)
 
 format: ## clang-format on every source
-	git ls-files '*.h' '*.cc' '*.cuh' | xargs clang-format -i
+	git ls-files '*.h' '*.c' '*.cc' '*.cuh' | xargs clang-format -i
 
 check-format: ## fails if clang-format would change a source
 	@tools/install_deps.sh lint
-	git ls-files '*.h' '*.cc' '*.cuh' | xargs -n 100 -P $(JOBS) clang-format --dry-run --Werror
+	git ls-files '*.h' '*.c' '*.cc' '*.cuh' | xargs -n 100 -P $(JOBS) clang-format --dry-run --Werror
 
 # All sources would take many minutes.
 tidy: configure ## clang-tidy over the public headers and the code directly below them

@@ -38,9 +38,10 @@ def without_indentation(text):
 
 
 def unknown_snippets(text):
-    """Yields the first line of each C++ snippet that no example contains."""
-    examples = [without_indentation(file.read_text(encoding="utf-8")) for file in ROOT.glob("examples/*.cc")]
-    for snippet in re.findall(r"```cpp\n(.*?)```", text, re.DOTALL):
+    """Yields the first line of each snippet of C or C++ that no example contains."""
+    files = [*ROOT.glob("examples/*.cc"), *ROOT.glob("examples/c/*.c")]
+    examples = [without_indentation(file.read_text(encoding="utf-8")) for file in files]
+    for snippet in re.findall(r"```(?:cpp|c)\n(.*?)```", text, re.DOTALL):
         wanted = without_indentation(snippet)
         if not any(wanted in example for example in examples):
             yield wanted.splitlines()[0]

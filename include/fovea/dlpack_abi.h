@@ -43,7 +43,7 @@ typedef enum {
 
 typedef struct {
   uint8_t code;    // a DLDataTypeCode
-  uint8_t bits;    // of one element
+  uint8_t bits;    // size of one element
   uint16_t lanes;  // 1
 } DLDataType;
 

@@ -13,13 +13,13 @@ constexpr fovea_batch kDefaultBatch = {.struct_size = sizeof(fovea_batch), .entr
 // A table, and whether its rows are a part of wider ones.
 struct GivenTable {
   TokenTable table;
-  int64_t entries = 0;  // of a row
+  int64_t entries = 0;  // in a row
 };
 
 GivenTable to_table(const DLTensor* tensor, TensorName argument, int32_t entry_tokens) {
   if (tensor == nullptr) return {};
   const TensorView view = view_tensor(*tensor, argument, 2, "[rows, entries]");
-  check_type(*tensor, argument.name, {kDLInt, 32, "int32"});
+  check_type(*tensor, argument.name, element_type<int32_t>());
   check_dense(view, argument.name, 1, 2);
   check(view.shape[0] <= INT32_MAX, "{} has {} rows, at most {}", argument.name, view.shape[0],
         INT32_MAX);
@@ -53,7 +53,7 @@ BatchMasks to_masks(const fovea_batch_masks& masks, Device device) {
   if (masks.items_token_pos == nullptr) return to;
   const TensorName name{"masks.items_token_pos", device};
   const TensorView view = view_tensor(*masks.items_token_pos, name, 2, "[requests, stride]");
-  check_type(*masks.items_token_pos, name.name, {kDLUInt, 16, "uint16"});
+  check_type(*masks.items_token_pos, name.name, element_type<uint16_t>());
   check_dense(view, name.name, 0, 2);
   to.items.token_pos = {reinterpret_cast<const uint16_t*>(view.data),
                         static_cast<size_t>(view.elements)};

@@ -95,7 +95,7 @@ struct fovea_thread_pool : fovea::c::Handle<fovea::c::HandleKind::thread_pool> {
 };
 
 struct fovea_selection : fovea::c::Handle<fovea::c::HandleKind::selection> {
-  std::shared_ptr<const void> owner;  // of the registry
+  std::shared_ptr<const void> owner;  // keeps the registry
   fovea::BackendRequest request;
   fovea::Selection object;
   std::string refusal;  // why no backend was chosen
@@ -126,11 +126,11 @@ struct fovea_prefix_cache : fovea::c::Handle<fovea::c::HandleKind::prefix_cache>
 };
 
 struct fovea_backend : fovea::c::Handle<fovea::c::HandleKind::backend> {
-  std::vector<std::shared_ptr<const void>> owners;  // of the pools, threads and parts
+  std::vector<std::shared_ptr<const void>> owners;  // pools, threads and parts
   std::shared_ptr<fovea::AttentionBackend> object;
   bool by_layer = false;                    // a composition by layer
   std::vector<fovea::AttentionSpec> specs;  // one; of a composition by layer one per layer
-  fovea::BatchLimits limits;                // those of the last reserve
+  fovea::BatchLimits limits;                // given to the last reserve
   int64_t planned_tokens = 0;
 
   const fovea::AttentionSpec& spec(int32_t layer) const;

@@ -64,7 +64,7 @@ QueryScale LayerReader::query_scale(const DLTensor* tensor) const {
   if (tensor == nullptr) return {};
   const TensorName name{"q_scale", shape_.device};
   const TensorView view = view_tensor(*tensor, name, 2, "[tokens or 1, q_heads or 1]");
-  check_type(*tensor, name.name, {kDLFloat, 32, "fp32"});
+  check_type(*tensor, name.name, element_type<float>());
   check(view.shape[0] == 1 || view.shape[0] >= shape_.tokens,
         "q_scale: shape[0] is {}, must be 1 or at least {}", view.shape[0], shape_.tokens);
   check(view.shape[1] == 1 || view.shape[1] == spec_.q_heads,

@@ -11,7 +11,7 @@
 namespace fovea::c {
 namespace {
 
-constexpr int32_t kRowBytes = 656;  // of KvLayout::mla_fp8_rows
+constexpr int32_t kRowBytes = 656;  // KvLayout::mla_fp8_rows
 
 struct LentSlotMap {
   std::span<const int64_t> host;
@@ -20,11 +20,17 @@ struct LentSlotMap {
 
 class LentPool final : public KvPool {
  public:
-  LentPool(const KvCacheSpec& spec, Device device, std::vector<KvLayerView> layers, LentSlotMap map)
-      : spec_(spec), device_(device), layers_(std::move(layers)), map_(map) {}
+  LentPool(const KvCacheSpec& spec, Device device, std::vector<KvLayerView> layers, LentSlotMap map,
+           bool reserves_page_zero)
+      : spec_(spec),
+        device_(device),
+        layers_(std::move(layers)),
+        map_(map),
+        reserves_page_zero_(reserves_page_zero) {}
 
   const KvCacheSpec& spec() const override { return spec_; }
   int64_t pages() const override { return layers_.front().slots / spec_.page_size; }
+  bool reserves_page_zero() const override { return reserves_page_zero_; }
   Device device() const override { return device_; }
   std::span<const int64_t> slot_map() const override { return map_.host; }
   const int64_t* device_slot_map() const override { return map_.device; }
@@ -38,6 +44,7 @@ class LentPool final : public KvPool {
   Device device_;
   std::vector<KvLayerView> layers_;
   LentSlotMap map_;
+  bool reserves_page_zero_;
 };
 
 // Address and strides of K or V, in elements.
@@ -54,7 +61,8 @@ void check_extent(const TensorView& view, std::string_view name, int32_t dimensi
 }
 
 void check_cache_type(const DLTensor& tensor, std::string_view name, const KvCacheSpec& spec) {
-  if (spec.layout == KvLayout::mla_fp8_rows) return check_type(tensor, name, {kDLUInt, 8, "uint8"});
+  if (spec.layout == KvLayout::mla_fp8_rows)
+    return check_type(tensor, name, element_type<uint8_t>());
   const DType dtype = dtype_of(tensor, name);
   check(dtype == spec.dtype, "{} is {}, the spec's dtype is {}", name, dtype_name(dtype),
         dtype_name(spec.dtype));
@@ -151,8 +159,8 @@ LentSlotMap lent_slot_map(const fovea_lent_pool& lent, const KvCacheSpec& spec, 
 }  // namespace
 
 std::shared_ptr<KvPool> make_lent_pool(const fovea_lent_pool* lent) {
-  const fovea_lent_pool from = read_struct(lent, {.struct_size = sizeof(fovea_lent_pool)}, "lent");
-  check_reserved(from.reserved, "lent.reserved");
+  const fovea_lent_pool from = read_struct(lent, kDefaultLentPool, "lent");
+  const bool reserves_page_zero = to_flag(from.reserves_page_zero, "lent.reserves_page_zero");
   const KvCacheSpec spec = to_spec(from.spec, "lent.spec");
   spec.bytes_per_page();  // names a field that is out of range
   const Device device = to_device(from.device, "lent.device");
@@ -166,7 +174,7 @@ std::shared_ptr<KvPool> make_lent_pool(const fovea_lent_pool* lent) {
           views.front().slots);
   }
   return std::make_shared<LentPool>(spec, device, std::move(views),
-                                    lent_slot_map(from, spec, device));
+                                    lent_slot_map(from, spec, device), reserves_page_zero);
 }
 
 }  // namespace fovea::c

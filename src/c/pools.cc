@@ -7,7 +7,6 @@
 namespace fovea::c {
 namespace {
 
-constexpr fovea_lent_pool kDefaultLentPool = {.struct_size = sizeof(fovea_lent_pool)};
 constexpr fovea_kv_layer_view kDefaultKvLayer = {.struct_size = sizeof(fovea_kv_layer_view)};
 constexpr fovea_state_layer_view kDefaultStateLayer = {.struct_size =
                                                            sizeof(fovea_state_layer_view)};

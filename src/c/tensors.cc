@@ -9,8 +9,9 @@
 namespace fovea::c {
 namespace {
 
-// Extents and offsets stay far below the range of 64 bits.
+// Extents stay far below the range of 64 bits, offsets below the size of an address space.
 constexpr int64_t kMaxExtent = int64_t{1} << 48;
+constexpr uint64_t kMaxOffset = uint64_t{1} << 46;
 
 // The address of tensors without elements. It is never read.
 alignas(64) char no_elements[64];
@@ -55,8 +56,8 @@ void check_device(const DLTensor& tensor, TensorName argument) {
 
 void check_address(const DLTensor& tensor, const TensorView& view, std::string_view name) {
   check(view.elements == 0 || tensor.data != nullptr, "{}: data is null", name);
-  check(tensor.byte_offset <= static_cast<uint64_t>(kMaxExtent),
-        "{}: byte_offset is {}, at most {}", name, tensor.byte_offset, kMaxExtent);
+  check(tensor.byte_offset <= kMaxOffset, "{}: byte_offset is {}, at most {}", name,
+        tensor.byte_offset, kMaxOffset);
   const auto bytes = static_cast<uintptr_t>((tensor.dtype.bits + 7) / 8);
   if (view.elements == 0 || bytes == 0) return;
   check(reinterpret_cast<uintptr_t>(view.data) % bytes == 0,
@@ -160,35 +161,6 @@ HeadRows head_rows(const DLTensor* tensor, TensorName argument, RowsShape shape)
   check_shape(view, argument.name, wanted);
   check_dense(view, argument.name, 2, 3);
   return {view.data, dtype, view.strides[0], view.strides[1]};
-}
-
-template <>
-constexpr ElementType element_type<float>() {
-  return {kDLFloat, 32, "fp32"};
-}
-template <>
-constexpr ElementType element_type<int32_t>() {
-  return {kDLInt, 32, "int32"};
-}
-template <>
-constexpr ElementType element_type<int64_t>() {
-  return {kDLInt, 64, "int64"};
-}
-template <>
-constexpr ElementType element_type<uint8_t>() {
-  return {kDLUInt, 8, "uint8"};
-}
-template <>
-constexpr ElementType element_type<uint16_t>() {
-  return {kDLUInt, 16, "uint16"};
-}
-template <>
-constexpr ElementType element_type<uint32_t>() {
-  return {kDLUInt, 32, "uint32"};
-}
-template <>
-constexpr ElementType element_type<uint64_t>() {
-  return {kDLUInt, 64, "uint64"};
 }
 
 const float* dense_floats(const DLTensor* tensor, TensorName argument,

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 #include <string_view>
+#include <type_traits>
 
 #include "c/status.h"
 #include "fovea/device.h"
@@ -21,14 +22,23 @@ struct TensorName {
   Device device = {};
 };
 
-// A dtype that DLPack has; `name` is null for others.
+// A type of elements in DLPack, and its name in messages.
 struct ElementType {
   uint8_t code;
   uint8_t bits;
   const char* name;
 };
 template <typename T>
-constexpr ElementType element_type();
+constexpr ElementType element_type() {
+  constexpr auto bits = static_cast<uint8_t>(8 * sizeof(T));
+  if constexpr (std::is_same_v<T, float>) return {kDLFloat, bits, "fp32"};
+  if constexpr (std::is_same_v<T, int32_t>) return {kDLInt, bits, "int32"};
+  if constexpr (std::is_same_v<T, int64_t>) return {kDLInt, bits, "int64"};
+  if constexpr (std::is_same_v<T, uint8_t>) return {kDLUInt, bits, "uint8"};
+  if constexpr (std::is_same_v<T, uint16_t>) return {kDLUInt, bits, "uint16"};
+  if constexpr (std::is_same_v<T, uint32_t>) return {kDLUInt, bits, "uint32"};
+  if constexpr (std::is_same_v<T, uint64_t>) return {kDLUInt, bits, "uint64"};
+}
 
 DType dtype_of(const DLTensor& tensor, std::string_view name);
 DLDataType dl_type(DType dtype);

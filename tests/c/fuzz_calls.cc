@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "c/fuzz_values.h"
 #include "c/small_world.h"
 
 namespace fovea::test {
@@ -14,133 +15,22 @@ namespace {
 
 // Words that name an argument in messages: parameters, fields, and what handles hold.
 constexpr std::string_view kArguments[] = {
-    "spec",      "limits", "request", "batch",     "layer",   "table",   "slots",  "pages",
-    "page",      "mode",   "tokens",  "q_indptr",  "kv_len",  "rows",    "row",    "out",
-    "positions", "masks",  "cross",   "linear",    "hints",   "entry",   "q ",     "k ",
-    "v ",        "lse",    "sinks",   "rotary",    "mla",     "dual",    "q:",     "k:",
-    "v:",        "alibi",  "q_scale", "save_kv",   "backend", "handle",  "fovea_", "threads",
-    "kv",        "states", "pool",    "workspace", "device",  "dtype",   "heads",  "head_dim",
-    "kind",      "scope",  "mask",    "window",    "chunk",   "scale",   "layout", "order",
-    "max_",      "prefix", "slot",    "size",      "stride",  "columns", "conv",   "bytes",
-    "verify",    "phase",  "text",    "name",      "count",   "index",   "length", "has_rope",
-    "needs_lse", "logit",  "budget",  "reserved",  "plan",    "merger",  "into",   "part"};
-
-class Bytes {
- public:
-  explicit Bytes(std::span<const uint8_t> data) : data_(data) {}
-  bool empty() const { return at_ >= data_.size(); }
-  uint8_t next() { return empty() ? 0 : data_[at_++]; }
-  uint32_t next_word() { return next() | next() << 8 | next() << 16 | uint32_t{next()} << 24; }
-  template <typename T, size_t n>
-  T pick(const T (&values)[n]) {
-    return values[next() % n];
-  }
-
- private:
-  std::span<const uint8_t> data_;
-  size_t at_ = 0;
-};
-
-// Values that are at or beyond limits.
-constexpr int32_t kInts[] = {0,  1,   2,   3,   4,     5,  8,  16,        31,        32,
-                             64, 255, 256, 300, 65536, -1, -2, INT32_MAX, INT32_MIN, INT32_MAX - 1};
-constexpr int64_t kExtents[] = {0,
-                                1,
-                                2,
-                                3,
-                                4,
-                                5,
-                                16,
-                                32,
-                                -1,
-                                INT64_MIN,
-                                INT64_MAX,
-                                int64_t{1} << 31,
-                                int64_t{1} << 47,
-                                int64_t{1} << 62};
-// Either inside the regions of the world's arrays or beyond all memory.
-constexpr int64_t kStrides[] = {0,
-                                1,
-                                2,
-                                4,
-                                16,
-                                32,
-                                64,
-                                128,
-                                -1,
-                                -32,
-                                INT64_MIN,
-                                INT64_MAX,
-                                int64_t{1} << 62,
-                                -(int64_t{1} << 62)};
-constexpr uint64_t kOffsets[] = {0,         1, 2, 4, 8, 64, uint64_t{1} << 48, uint64_t{1} << 63,
-                                 UINT64_MAX};
-constexpr DLDataType kTypes[] = {{kDLFloat, 32, 1}, {kDLFloat, 16, 1}, {kDLBfloat, 16, 1},
-                                 {kDLInt, 32, 1},   {kDLInt, 64, 1},   {kDLUInt, 8, 1},
-                                 {kDLInt, 0, 1},    {kDLFloat, 32, 4}, {200, 77, 9}};
-constexpr uint32_t kSizes[] = {0,  1,   4,   8,   16,  24,   40,   64,
-                               72, 100, 128, 256, 512, 4096, 4104, UINT32_MAX};
-
-// A struct of the caller, with memory for every size that is accepted.
-template <typename S>
-class Sized {
- public:
-  explicit Sized(const S& value) : memory_(8192 / sizeof(uint64_t)) {
-    std::memcpy(memory_.data(), &value, sizeof value);
-  }
-  S* get() { return reinterpret_cast<S*>(memory_.data()); }
-  // Sets another size, and sometimes a byte of a field, or one behind the known ones.
-  void mutate(Bytes& bytes) {
-    if (bytes.next() % 4 == 0) get()->struct_size = bytes.pick(kSizes);
-    if (bytes.next() % 8 == 0) {
-      reinterpret_cast<uint8_t*>(memory_.data())[sizeof(S) + bytes.next()] = bytes.next();
-    }
-  }
-
- private:
-  std::vector<uint64_t> memory_;
-};
-
-void mutate_tensor(DLTensor& tensor, Bytes& bytes) {
-  constexpr int32_t kTypesOfDevice[] = {0, kDLCPU, kDLCUDA, kDLCUDAHost, kDLCUDAManaged, 99, -1};
-  switch (bytes.next() % 10) {
-    case 0: {
-      const int32_t type = bytes.pick(kTypesOfDevice);
-      std::memcpy(&tensor.device.device_type, &type, sizeof type);
-      break;
-    }
-    case 1:
-      tensor.device.device_id = bytes.pick(kInts);
-      break;
-    case 2:
-      tensor.dtype = bytes.pick(kTypes);
-      break;
-    case 3:
-      tensor.ndim = bytes.pick(kInts);
-      break;
-    case 4:
-      tensor.shape[bytes.next() % 4] = bytes.pick(kExtents);
-      break;
-    case 5:
-      tensor.strides[bytes.next() % 4] = bytes.pick(kStrides);
-      break;
-    case 6:
-      tensor.byte_offset = bytes.pick(kOffsets);
-      break;
-    case 7:
-      tensor.data = bytes.next() % 2 == 0 ? nullptr : static_cast<char*>(tensor.data) + 1;
-      break;
-    case 8:
-      tensor.strides = nullptr;
-      break;
-    default:
-      tensor.shape = nullptr;
-  }
-}
+    "spec",      "limits", "request",   "batch",     "layer",   "table",   "slots",     "pages",
+    "page",      "mode",   "tokens",    "q_indptr",  "kv_len",  "rows",    "row",       "out",
+    "positions", "masks",  "cross",     "linear",    "hints",   "entry",   "q ",        "k ",
+    "v ",        "lse",    "sinks",     "rotary",    "mla",     "dual",    "q:",        "k:",
+    "v:",        "alibi",  "q_scale",   "save_kv",   "backend", "handle",  "fovea_",    "threads",
+    "kv",        "states", "pool",      "workspace", "device",  "dtype",   "heads",     "head_dim",
+    "kind",      "scope",  "mask",      "window",    "chunk",   "scale",   "layout",    "order",
+    "max_",      "prefix", "slot",      "size",      "stride",  "columns", "conv",      "bytes",
+    "verify",    "phase",  "text",      "name",      "count",   "index",   "length",    "has_rope",
+    "needs_lse", "logit",  "budget",    "reserved",  "plan",    "now",     "addresses", "merger",
+    "into",      "part",   "selection", "prefill",   "decode",  "first",   "state",     "cache",
+    "key_",      "value_", "rope_dim",  "nope_dim",  "v_dim"};
 
 class Caller {
  public:
-  Caller(SmallWorld& world, Bytes& bytes) : world_(world), bytes_(bytes) {}
+  Caller(SmallWorld& world, FuzzBytes& bytes) : world_(world), bytes_(bytes) {}
 
   fovea_status call() {
     world_.reset();
@@ -316,7 +206,7 @@ class Caller {
   fovea_status with_handles();
 
   SmallWorld& world_;
-  Bytes& bytes_;
+  FuzzBytes& bytes_;
 };
 
 fovea_status Caller::with_tables() {
@@ -386,16 +276,24 @@ fovea_status Caller::with_handles() {
   return status;
 }
 
+bool contains(std::string_view message, std::string_view part) {
+  return message.find(part) != message.npos;
+}
+
+// Returns true if the message has an argument's name and a value: a number or its absence.
 bool names_an_argument(std::string_view message) {
-  return std::ranges::any_of(
-      kArguments, [&](std::string_view name) { return message.find(name) != message.npos; });
+  constexpr std::string_view kAbsences[] = {"null", "absent", "given", "plan", "fovea_", " is "};
+  const auto in_message = [&](std::string_view part) { return contains(message, part); };
+  return std::ranges::any_of(kArguments, in_message) &&
+         (message.find_first_of("0123456789") != message.npos ||
+          std::ranges::any_of(kAbsences, in_message));
 }
 
 }  // namespace
 
 std::string fuzz_calls(std::span<const uint8_t> data, FuzzCount& count) {
   static SmallWorld world;
-  Bytes bytes(data);
+  FuzzBytes bytes(data);
   Caller caller(world, bytes);
   while (!bytes.empty()) {
     const fovea_status status = caller.call();

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "c/through_c.h"
+#include "c/check_status.h"
 
 namespace fovea::test {
 namespace {

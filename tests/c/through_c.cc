@@ -7,15 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "fovea/error.h"
-
 namespace fovea::test {
 namespace {
-
-constexpr ErrorCode kCodes[] = {ErrorCode::invalid_argument, ErrorCode::unsupported,
-                                ErrorCode::out_of_memory,    ErrorCode::workspace_too_small,
-                                ErrorCode::corrupt_file,     ErrorCode::io,
-                                ErrorCode::device_failure};
 
 template <typename T>
 const DLTensor* add_array(TensorList& tensors, std::span<const T> array, DType dtype) {
@@ -174,12 +167,6 @@ int64_t query_dim(const AttentionSpec& spec, bool separate_rope) {
 }
 
 }  // namespace
-
-void check_status(fovea_status status) {
-  if (status == FOVEA_OK) return;
-  const bool known = status >= FOVEA_INVALID_ARGUMENT && status <= FOVEA_DEVICE_FAILURE;
-  throw Error(known ? kCodes[status - 1] : ErrorCode::device_failure, fovea_last_error());
-}
 
 fovea_device to_c(Device device) {
   return {device.kind == DeviceKind::cpu ? FOVEA_CPU : FOVEA_CUDA, device.index};

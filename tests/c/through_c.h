@@ -6,13 +6,11 @@
 #include <array>
 #include <memory>
 
+#include "c/check_status.h"
 #include "fovea/fovea.h"
 #include "fovea/select_backend.h"
 
 namespace fovea::test {
-
-// Throws the Error of a failed call.
-void check_status(fovea_status status);
 
 // Makes C structs from those of C++.
 fovea_attention_spec to_c(const AttentionSpec& spec);

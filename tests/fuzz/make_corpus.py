@@ -7,6 +7,7 @@ A name that starts with bad_ promises an Error; safetensors files promise that i
 """
 import json
 import pathlib
+import random
 import struct
 
 OUT = pathlib.Path(__file__).resolve().parent / "corpus"
@@ -242,9 +243,16 @@ def sentencepiece():
     put("bad_piece_twice", good + piece("<s>", 0, 3))
 
 
+def c_interface():
+    """Bytes that choose calls of the C interface; any are valid."""
+    for seed in range(2):
+        write("c_interface", f"calls_{seed}", random.Random(seed).randbytes(400))
+
+
 if __name__ == "__main__":
     sentencepiece()
     safetensors()
     config()
     index()
     tokenizer()
+    c_interface()

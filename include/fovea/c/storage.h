@@ -89,7 +89,8 @@ typedef struct fovea_kv_memory {
 
 typedef struct fovea_lent_pool {
   uint32_t struct_size;
-  int32_t reserved;  // 0
+  // Default 1: only padding uses page 0. 0: its owner gives page 0 to requests, too.
+  int32_t reserves_page_zero;
   const fovea_kv_cache_spec* spec;
   fovea_device device;
   const fovea_kv_memory* layers;  // [spec->layers]
