@@ -108,6 +108,7 @@ PREFILL_CASES: dict[str, tuple[dict[str, Any], dict[str, Any], Scores]] = {
     "all keys": ({}, {}, Scores(causal=False)),
     "all keys, page of 1": ({"page_size": 1}, {}, Scores(causal=False)),
     "window": ({}, {"causal": True, "window_left": 3}, Scores(window_left=3)),
+    "window without causality": ({}, {"window_left": 5}, Scores(causal=False, window_left=5)),
     "window that hides nothing": ({}, {"window_left": 100}, Scores(causal=False)),
     "soft cap": ({}, {"causal": True, "logits_soft_cap": 2.0}, Scores(cap=2.0)),
     "fp8 cache": ({"dtype": FP8}, {"causal": True}, Scores()),
@@ -175,6 +176,20 @@ def test_custom_mask(form: str, is_short: bool) -> None:
     check(out, expected[0], torch.float32)
     check(lse, expected[1], torch.float32)
     assert torch.isneginf(lse[0]).all()
+
+
+def test_window_and_custom_mask() -> None:
+    q_lens = [3, 1, 7]
+    paged = Paged([3, 17, 33])
+    q = torch.randn(sum(q_lens), 4, paged.dim)
+    masks = [torch.rand(q_len, kv_len) < 0.6 for q_len, kv_len in zip(q_lens, paged.kv_lens, strict=True)]
+    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(WORKSPACE)
+    options = {"custom_mask": torch.cat([mask.flatten() for mask in masks]), "window_left": 6, "q_data_type": "float32"}
+    wrapper.plan(offsets(q_lens), *paged.lists, 4, 2, 64, 4, **options)
+    out = wrapper.run(q, paged.cache)
+    scores = [Scores(mask=mask, window_left=6) for mask in masks]
+    check(out, expect(q, paged, q_lens, scores)[0], torch.float32)
+    assert wrapper.run(q, paged.cache).equal(out)
 
 
 def test_multi_item_scoring() -> None:
@@ -269,7 +284,6 @@ def test_fast_decode_plan() -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], type[Exception], str]] = {
     "rotary positions": ({"pos_encoding_mode": "ROPE_LLAMA"}, {}, NotImplementedError, "ROPE_LLAMA"),
-    "window without causality": ({"window_left": 2}, {}, NotImplementedError, "window_left is 2"),
     "output dtype": ({"o_data_type": "float16"}, {}, NotImplementedError, "o_data_type"),
     "heads": ({"num_kv_heads": 3}, {}, ValueError, "num_qo_heads is 4"),
     "cache dtype": ({"kv_data_type": "float16"}, {}, ValueError, "k cache has dtype"),

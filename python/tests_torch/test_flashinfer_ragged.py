@@ -32,6 +32,8 @@ RAGGED_CASES: dict[str, tuple[list[int], list[int], dict[str, Any], Scores]] = {
     "no tokens": ([0, 3, 0], [2, 3, 0], {"causal": True}, Scores()),
     "window, as many keys": ([3, 12], [3, 12], {"causal": True, "window_left": 2}, Scores(window_left=2)),
     "window, more keys": ([3, 12], [9, 40], {"causal": True, "window_left": 4}, Scores(window_left=4)),
+    "window, all visible": ([3, 12], [9, 40], {"window_left": 4}, Scores(causal=False, window_left=4)),
+    "window, as many keys, all visible": ([3, 12], [3, 12], {"window_left": 2}, Scores(causal=False, window_left=2)),
     "soft cap": ([3, 12], [9, 40], {"causal": True, "logits_soft_cap": 2.0}, Scores(cap=2.0)),
     "scale": ([3, 12], [3, 12], {"causal": True, "sm_scale": 0.4}, Scores(scale=0.4)),
 }

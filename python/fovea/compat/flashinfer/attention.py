@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
@@ -121,7 +121,9 @@ class Pass:
     mask: dict[str, torch.Tensor] = field(default_factory=dict)  # keywords of fovea.Batch
     mask_kind: str = "none"
     is_packed: bool = False
+    is_replayed: bool = False  # a CUDA graph may find other contents in the arrays
     prepared: dict[tuple[Any, ...], Prepared] = field(default_factory=dict)
+    windowed: dict[int, Pass] = field(default_factory=dict)
 
     @property
     def requests(self) -> int:
@@ -147,6 +149,37 @@ class Pass:
             made.mask = self.mask | {"custom_indptr": indices.mask_indptr(starts, lens)}
         return made
 
+    def with_window(self, window_left: int) -> Pass:
+        """Returns the same pass with the window as a mask, joined to the custom mask if there is one."""
+        if window_left in self.windowed:
+            return self.windowed[window_left]
+        custom = self.mask.get("custom_visible")
+        if custom is not None:
+            total = custom.numel()
+        elif self.host_q_lens is not None and self.host_kv_lens is not None:
+            total = int((self.host_q_lens.to(torch.int64) * self.host_kv_lens).sum())
+        else:
+            raise NotImplementedError(
+                f"window_left is {window_left} without causality: its mask needs index tensors in host memory"
+            )
+        q_lens = indices.lengths_of(self.q_indptr)
+        visible = indices.window_mask(q_lens, self.kv_lens, max(total, 1), window_left).view(torch.uint8)
+        mask = {"custom_indptr": indices.mask_indptr(self.q_indptr, self.kv_lens)}
+        mask["custom_visible"] = visible if custom is None else visible & custom.ne(0)
+        made = replace(self, mask=mask, mask_kind="custom", prepared={}, windowed={})
+        if not self.is_replayed and not indices.is_capturing(self.kv_lens.device):
+            self.windowed[window_left] = made
+        return made
+
+
+def needs_window_mask(heads: Heads, batch: Pass) -> bool:
+    """Returns True if a window hides keys that no scope hides: those before a query that also sees later keys."""
+    if heads.window_left < 0 or heads.window_left + 1 >= batch.max_kv_len or batch.mask_kind == "multi_item":
+        return False
+    if batch.mask_kind == "custom":
+        return True
+    return not heads.causal and (batch.is_packed or not batch.one_token_each())
+
 
 def needs_split(heads: Heads, batch: Pass) -> bool:
     """Returns True if requests have fewer keys than queries and the scope would not accept that."""
@@ -155,17 +188,15 @@ def needs_split(heads: Heads, batch: Pass) -> bool:
 
 
 def choose_scope(heads: Heads, batch: Pass) -> tuple[str, int]:
-    """Returns the scope and the window (0: none) of the spec, or refuses the combination."""
+    """Returns the scope and the window (0: none) of the spec."""
     window = heads.window_left + 1 if heads.window_left >= 0 else 0
     if window >= batch.max_kv_len:
         window = 0  # hides nothing
     is_custom = batch.mask_kind == "custom"
     if heads.causal and not is_custom:
         return ("ragged" if batch.is_packed else "decoder"), window
-    if batch.one_token_each() and not batch.is_packed and not (window and is_custom):
+    if batch.one_token_each() and not batch.is_packed:
         return "decoder", window
-    if window:
-        raise NotImplementedError(f"window_left is {heads.window_left}, a window needs causal=True and no custom mask")
     if batch.is_packed:
         return "encoder", 0
     return ("encoder_cache" if is_custom or heads.has_alibi else "cross"), 0
@@ -295,6 +326,8 @@ def run_attention(
     lse = make_lse(call, heads.q_heads) if needs_lse else None
     if tokens == 0 or batch.requests == 0:
         return (out, finish_lse(call, lse)) if call.return_lse else out
+    if needs_window_mask(heads, batch):
+        heads, batch = replace(heads, window_left=-1), batch.with_window(heads.window_left)
     if needs_split(heads, batch):
         batch = batch.split(tokens, heads.causal and batch.mask_kind == "none")
 

@@ -91,6 +91,20 @@ def mask_indptr(q_indptr: torch.Tensor, kv_lens: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.pad(sizes.cumsum(0), (1, 0))
 
 
+def window_mask(q_lens: torch.Tensor, kv_lens: torch.Tensor, total: int, window_left: int) -> torch.Tensor:
+    """Returns the mask of a window without causality, bool [total]: the [q_len, kv_len] values of each request.
+
+    A query sees keys from `window_left` before its own position on. total: at least the sum of q_len * kv_len.
+    """
+    starts = torch.nn.functional.pad((q_lens.to(torch.int64) * kv_lens.to(torch.int64)).cumsum(0), (1, 0))
+    at = torch.arange(total, dtype=torch.int64, device=kv_lens.device)
+    request = torch.searchsorted(starts[1:].contiguous(), at, right=True).clamp_(max=kv_lens.numel() - 1)
+    width = kv_lens.index_select(0, request).to(torch.int64).clamp_(min=1)
+    offset = at - starts.index_select(0, request)
+    position = width - q_lens.index_select(0, request) + offset // width
+    return offset % width >= position - window_left
+
+
 def unpack_mask(packed: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
     """Returns the bytes of a mask of bits, uint8 [8 * bytes], whose request i begins at starts[i].
 

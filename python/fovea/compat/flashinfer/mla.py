@@ -107,7 +107,6 @@ class BatchMLAPagedAttentionWrapper:
         self._heads: Heads | None = None
         self._pass: Pass | None = None
         self._split: dict[int, Pass] = {}
-        self._may_keep_split = True
         self._rows: torch.Tensor | None = None
         self._lse_mode = "none"
         self._use_sinks = False
@@ -178,7 +177,6 @@ class BatchMLAPagedAttentionWrapper:
         fresh = planning.plan_paged(self.device, metadata.queries(), lists, self._is_graph)
         self._pass = planning.keep_addresses(self._pass, fresh) if self._is_graph else fresh
         self._split = {}
-        self._may_keep_split = not (self._is_graph or indices.is_capturing(self.device))
 
     def run(
         self,
@@ -254,7 +252,7 @@ class BatchMLAPagedAttentionWrapper:
         batch = self._pass
         if self._heads.causal or batch.one_token_each():
             return batch
-        keeps = self._may_keep_split and not indices.is_capturing(self.device)
+        keeps = not batch.is_replayed and not indices.is_capturing(self.device)
         if not keeps:
             return batch.split(tokens, causal=False)
         if tokens not in self._split:

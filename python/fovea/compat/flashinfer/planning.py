@@ -134,6 +134,7 @@ def plan_paged(device: torch.device, queries: Queries, lists: PageLists, is_grap
         max_q_len=queries.max_q_len or bound_of(host_q),
         host_q_lens=host_q,
         host_kv_lens=host_kv,
+        is_replayed=is_replayed,
     )
 
 

@@ -48,7 +48,6 @@ class BatchPrefillWithRaggedKVCacheWrapper:
         self._heads: Heads | None = None
         self._pass: Pass | None = None
         self._kv_indptr: torch.Tensor | None = None
-        self._may_keep_table = True
 
     @property
     def is_cuda_graph_enabled(self) -> bool:
@@ -141,7 +140,6 @@ class BatchPrefillWithRaggedKVCacheWrapper:
             self._kv_indptr.copy_(here)
         else:
             self._kv_indptr = here.clone() if self._is_graph else here
-        self._may_keep_table = not is_replayed
         q_indptr = queries.on_device(self.device)
         if q_indptr.shape != here.shape:
             raise ValueError(f"qo_indptr has {q_indptr.numel()} elements, kv_indptr has {here.numel()}")
@@ -155,6 +153,7 @@ class BatchPrefillWithRaggedKVCacheWrapper:
             max_q_len=queries.max_q_len or planning.bound_of(host_q),
             host_q_lens=host_q,
             host_kv_lens=host_kv,
+            is_replayed=is_replayed,
             is_packed=is_same and ragged.can_pack(self._heads),
         )
 
@@ -191,7 +190,7 @@ class BatchPrefillWithRaggedKVCacheWrapper:
         k, v = ragged.as_nhd(k, self._kv_layout), ragged.as_nhd(v, self._kv_layout)
         rows = max(k.shape[0], 1)
         stride = min(self._pass.max_kv_len or rows, rows)
-        keeps = self._may_keep_table and not indices.is_capturing(self.device)
+        keeps = not self._pass.is_replayed and not indices.is_capturing(self.device)
         batch = ragged.needs_table(self._pass, rows, self._kv_indptr, stride, keeps)
         if batch.max_kv_len == 0:  # nothing bounds a request but the rows of k
             batch = replace(batch, max_kv_len=rows)
