@@ -43,6 +43,11 @@ void Backend::reserve(const BatchLimits& limits, nb::handle workspace) {
     array.check_device(backend.device());
     array.check_dense();
     array.check_writable();
+    // An empty span would mean that the backend allocates.
+    check_argument(array.bytes() > 0,
+                   "workspace is empty, must have {} bytes; None: the backend "
+                   "allocates its own",
+                   backend.workspace_bytes(limits));
     bytes = {reinterpret_cast<std::byte*>(array.data()), static_cast<size_t>(array.bytes())};
     keeper.keep(array);
   }

@@ -238,6 +238,7 @@ def test_reserve_and_create(run):
     for workspace, message in (
         (np.zeros(64, np.uint8), "workspace"),
         (3, "workspace is of type int"),
+        (np.zeros(0, np.uint8), "workspace is empty, must have [0-9]+ bytes"),
         (read_only(np.zeros(64, np.uint8)), "workspace is read-only"),
         (np.zeros((64, 2), np.uint8)[:, 0], r"workspace of shape \[64\] is not dense"),
     ):
