@@ -5,9 +5,8 @@ import torch
 
 pytest.importorskip("transformers")
 
-from torch_reference import attend  # noqa: E402
-
 from fovea.transformers.paged import CacheView, LayerGroup, PagedCache, PassArguments  # noqa: E402
+from torch_reference import attend  # noqa: E402
 
 PAGE, HEADS, KV_HEADS, DIM = 8, 4, 2, 64
 LAYERS = 2

@@ -3,14 +3,17 @@
 import os
 from pathlib import Path
 
+import fovea.transformers
 import torch
 import transformers
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
-
-import fovea.transformers
+from transformers.generation.continuous_batching import cache as cache_module
 
 MODELS = Path(__file__).parents[2] / "testdata" / "models"
 SMOLLM2 = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "fovea" / "smollm2"
+if not torch.cuda.is_available():
+    # transformers asks psutil for the memory of a CPU, and psutil need not be installed.
+    cache_module.get_device_and_memory_breakdown = lambda: (torch.device("cpu"), 8 << 30, 0, 0)
 # Threads wait for each other, which takes most of the time of small models on a busy machine.
 torch.set_num_threads(1)
 

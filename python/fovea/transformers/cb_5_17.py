@@ -24,10 +24,8 @@ CONTRACT = (
     Attributes(
         f"{_BATCHING}/cache.py",
         "PagedAttentionCache",
-        "block_size, key_cache, value_cache, layer_index_to_group_indices, sliding_windows, num_groups, device, "
-        "_block_manager",
+        "block_size, key_cache, value_cache, layer_index_to_group_indices, sliding_windows, num_groups",
     ),
-    Attributes(f"{_BATCHING}/cache_manager.py", "BlockManager", "_uninit_block_ids"),
     Fields(
         f"{_BATCHING}/input_outputs.py",
         "PagedAttentionArgs",
@@ -38,15 +36,7 @@ CONTRACT = (
 
 
 def install(names: tuple[str, ...]) -> None:
-    """Makes caches on a CPU keep block 0 unused, which is Fovea's page for padding: a CPU's plan() refuses others."""
-    original = cache_module.PagedAttentionCache.__init__
-
-    def __init__(self, config, *args, **kwargs):
-        original(self, config, *args, **kwargs)
-        if config._attn_implementation in names and str(self.device) == "cpu":
-            self._block_manager._uninit_block_ids.remove(0)
-
-    cache_module.PagedAttentionCache.__init__ = __init__
+    """Nothing of transformers has to change beyond what every version needs."""
 
 
 def paged_pass(module, kwargs: dict) -> tuple[PagedCache, PassArguments] | None:

@@ -100,8 +100,8 @@ class _Staging:
         self._kept: dict[tuple, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def get(self, pages: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns memory for this many pages after page 0, [pages, _PAGE, heads, dim]. key and value have the heads and
-        dims, [batch, heads, keys, dim]."""
+        """Returns memory for this many pages, [pages, _PAGE, heads, dim]. key and value, [batch, heads, keys, dim],
+        have the heads and dims."""
         size = 1 << pages.bit_length()
         name = (size, key.shape[1], key.shape[3], value.shape[3], key.dtype, key.device)
         if name not in self._kept:
@@ -175,7 +175,7 @@ def _cached(
     memory = _staging.get(batch * columns, key, value)
     source = _sources(mask, shift, keys, columns * _PAGE)
     for each, stage in zip((key, value), memory, strict=True):
-        _stage(each, source, stage[1 : 1 + batch * columns].view(batch, columns * _PAGE, *stage.shape[2:]))
+        _stage(each, source, stage[: batch * columns].view(batch, columns * _PAGE, *stage.shape[2:]))
     kept = None
     q_lens = torch.full((batch,), tokens, dtype=torch.int32, device=device)
     q = query.transpose(1, 2).reshape(batch * tokens, heads, -1)
@@ -184,7 +184,7 @@ def _cached(
         kept = recent.flatten().nonzero()[:, 0]
         q_lens = recent.sum(1, dtype=torch.int32)
         q = q.index_select(0, kept)
-    table = torch.arange(1, 1 + batch * columns, dtype=torch.int32, device=device).view(batch, columns)
+    table = torch.arange(batch * columns, dtype=torch.int32, device=device).view(batch, columns)
     limits = fovea.BatchLimits(
         max_requests=batch, max_tokens=batch * tokens, max_q_len=tokens, max_kv_len=columns * _PAGE
     )

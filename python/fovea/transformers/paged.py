@@ -171,15 +171,12 @@ class _WindowGroup:
             _limits(requests, tokens, args.max_q, args.max_k),
             own_workspace=True,
         )
-        # Row 0 of the staging memory is padding's.
         column = _iota(args.max_k, device)
-        table = torch.where(column < _differences(args.cu_k)[:, None], args.cu_k[:-1, None] + column + 1, 0).to(
-            torch.int32
-        )
+        table = torch.where(column < _differences(args.cu_k)[:, None], args.cu_k[:-1, None] + column, 0)
         token = _iota(tokens, device)
         request = torch.searchsorted(args.cu_q, token, right=True, out_int32=True) - 1
         ends = args.cu_k[1:] - args.cu_q[1:]
-        slots = torch.take(ends, request.clamp(max=requests - 1).to(torch.int64)) + token + 1
+        slots = torch.take(ends, request.clamp(max=requests - 1).to(torch.int64)) + token
         self._backend.plan(
             fovea.Batch(
                 mode="decode" if args.max_q == 1 else "mixed",
@@ -208,14 +205,14 @@ class _WindowGroup:
         staged = self._staged[-1]
         for rows, new, stage in zip(self._view.rows(layer), (k, v), staged, strict=True):
             if self._copied:
-                torch.index_select(rows, 0, args.read[: self._copied], out=stage[1 : self._copied + 1, 0])
+                torch.index_select(rows, 0, args.read[: self._copied], out=stage[: self._copied, 0])
             rows.index_copy_(0, args.write, new[: args.write.numel()])
         self._backend.forward(q=q, k=k, v=v, out=out, sinks=sinks)
 
     def _stage(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns staging memory for this many rows after row 0, [rows, 1, kv_heads, dim]. Smaller memory stays alive,
-        because captured graphs use it."""
-        if not self._staged or self._staged[-1][0].shape[0] <= rows:
+        """Returns staging memory for this many rows, [rows, 1, kv_heads, dim]. Smaller memory stays alive, because
+        captured graphs use it."""
+        if not self._staged or self._staged[-1][0].shape[0] < rows:
             size = 1 << rows.bit_length()
             self._staged.append(
                 tuple(each.new_zeros((size, 1, *each.shape[1:])) for each in self._view.rows(self._group.layers[0]))

@@ -40,7 +40,7 @@ def adapter_for(version: str, package: Path) -> ModuleType:
         raise fovea.Error(
             f"transformers is {version}, the oldest supported version is {label(ADAPTERS[0])}: install a newer one"
         )
-    closest = adapter or max((each for each in ADAPTERS if each.FIRST <= number), key=lambda each: each.FIRST)
+    closest = adapter or max((each for each in ADAPTERS if number >= each.FIRST), key=lambda each: each.FIRST)
     changes = differences(Sources(package), closest.CONTRACT)
     if adapter is not None and not changes:
         return adapter
