@@ -97,6 +97,9 @@ struct PrefillConfig : Axes<Head, Types<kOperand, kOperand>, kLoad, kScores, kSu
     // Rows to be stored, or the sum of a row tile's segments before.
     alignas(1024) uint16_t out[kOwnOut ? kConsumers : 1][kOutBlocks * (kSegments ? 2 : 1)]
                               [kOwnOut ? kGroupRows : 1][kSwizzledColumns];
+    // Moves the slots off a multiple of 16 bytes, so that threads read them in words. 128-bit reads
+    // make launches of about two tiles a block slower (not explained; chosen on H200, 2026-11-29).
+    [[no_unique_address]] Conditional<kLatentHeads<kHeadDim, kHeadDimV>, int32_t, Nothing> offset;
     Slot tiles[kTileSlots];
     TransactionBarrier q_full[kQueryStages][kConsumers], q_empty[kQueryStages][kConsumers];
     TransactionBarrier k_full[kKeyStages], k_empty[kKeyStages];
