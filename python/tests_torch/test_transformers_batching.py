@@ -7,6 +7,7 @@ pytest.importorskip("transformers")
 import transformers_models as models  # noqa: E402
 from transformers.generation.continuous_batching import cache as cache_module  # noqa: E402
 from transformers.generation.continuous_batching.offloading_manager import OffloadingManager  # noqa: E402
+from transformers_models import one_thread  # noqa: E402, F401
 
 LENGTHS = [5, 37, 130, 200, 64, 3]
 

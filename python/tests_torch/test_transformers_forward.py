@@ -6,6 +6,7 @@ import torch
 pytest.importorskip("transformers")
 
 import transformers_models as models  # noqa: E402
+from transformers_models import one_thread  # noqa: E402, F401
 
 ALL = ["llama", "qwen3", "gemma2", "gpt_oss", "llama4_text", "deepseek_v3", "qwen3_next"]
 

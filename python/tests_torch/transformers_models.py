@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import fovea.transformers
+import pytest
 import torch
 import transformers
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
@@ -14,13 +15,20 @@ SMOLLM2 = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "fove
 if not torch.cuda.is_available():
     # transformers asks psutil for the memory of a CPU, and psutil need not be installed.
     cache_module.get_device_and_memory_breakdown = lambda: (torch.device("cpu"), 8 << 30, 0, 0)
-# Threads wait for each other, which takes most of the time of small models on a busy machine.
-torch.set_num_threads(1)
 
 FLASH_NAME, PLAIN_NAME = fovea.transformers.register()
 # gpt_oss has sinks and Gemma 2 a soft cap, which sdpa does not take.
 REFERENCE = {"gpt_oss": "eager", "gemma2": "eager"}
 IS_BEFORE_5_19 = fovea.transformers.versions.parse(transformers.__version__) < (5, 19)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Threads wait for each other, which takes most of the time of small models on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def load(model: str, implementation: str, dtype: torch.dtype = torch.float32, device: str = "cpu"):

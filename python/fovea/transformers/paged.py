@@ -48,7 +48,7 @@ class CacheView:
 
 @dataclass(frozen=True)
 class PassArguments:
-    """The arguments of one layer of a pass. Padding is behind the last request: sequences of length 0 and tokens from
+    """The arguments of one layer of a pass. Padding follows the last request: sequences of length 0 and tokens from
     cu_q[-1] on."""
 
     cu_q: torch.Tensor

@@ -98,8 +98,8 @@ def _chunk_of(module: torch.nn.Module) -> int:
 
 
 def _accept_names(names: tuple[str, ...]) -> None:
-    """Makes models take the names as they are. transformers would look for kernels of flash names on its hub, and
-    replaces them in models that list compatible ones."""
+    """Makes models take the names as they are. transformers would look for kernels of flash names on its hub and
+    would replace them in models that list compatible names."""
     original = modeling_utils.PreTrainedModel._check_and_adjust_attn_implementation
 
     @wraps(original)
