@@ -70,7 +70,11 @@ def test_unsupported(make, text):
         (lambda: cached_call(rotary_cos=torch.ones(8, 4)), "rotary_cos is given without k and v"),
         (
             lambda: cached_call(k=torch.randn(2, 5, 2, 16), v=torch.randn(2, 5, 2, 16)),
-            "are 9 tokens, the cache .* has room for 8",
+            "a request has 9 tokens, the cache .* has room for 8",
+        ),
+        (
+            lambda: cached_call(cache_seqlens=torch.tensor([2, 11], dtype=torch.int32)),
+            "a request has 11 tokens, the cache \\(a row of block_table\\) has room for 8",
         ),
         (
             lambda: cached_call(cache_batch_idx=torch.tensor([0, 7], dtype=torch.int32)),

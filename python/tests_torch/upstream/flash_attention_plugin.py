@@ -161,8 +161,6 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
             "seconds": f"{report.duration:.2f}",
         }
     )
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
+    # After every test, because a time limit may end the process.
     with open(_REPORT, "w", encoding="utf-8") as file:
         json.dump({"combinations": _combinations, "results": _results}, file)

@@ -24,6 +24,7 @@ import tempfile
 from pathlib import Path
 
 _HERE = Path(__file__).resolve().parent
+_GRACE_SECONDS = 60  # for the imports and for the test that runs when the time is over
 _SUITES = {"fa2": "tests/test_flash_attn.py", "fa3": "hopper/test_flash_attn.py"}
 
 
@@ -53,7 +54,11 @@ def _run(suite: str, options: argparse.Namespace, folder: Path) -> dict:
         command += ["-k", options.k]
     log = folder / f"{suite}.log"
     with log.open("w", encoding="utf-8") as file:
-        subprocess.run(command, cwd=folder, env=environment, stdout=file, stderr=subprocess.STDOUT, check=False)
+        try:
+            limit = options.seconds + _GRACE_SECONDS
+            subprocess.run(command, cwd=folder, env=environment, stdout=file, stderr=subprocess.STDOUT, timeout=limit)
+        except subprocess.TimeoutExpired:
+            print(f"{suite}: ended after {limit:.0f} s, in the middle of a test")
     if not report.is_file():
         raise SystemExit(log.read_text(encoding="utf-8")[-4000:])
     return json.loads(report.read_text(encoding="utf-8"))

@@ -11,10 +11,21 @@ from fovea.compat.flash_attn._inputs import Keys, NewKeys, aligned, check, check
 from fovea.compat.flash_attn._layout import steps, token_places
 
 
+def _check_room(lens: torch.Tensor, capacity: int) -> None:
+    """Checks lengths on a CPU. On a GPU the host does not read them."""
+    if lens.device.type == "cpu" and lens.numel() > 0:
+        check(
+            int(lens.max()) <= capacity,
+            f"a request has {int(lens.max())} tokens, the cache (a row of block_table) has room for {capacity}",
+        )
+
+
 def request_lens(cache_seqlens: int | torch.Tensor | None, requests: int, capacity: int, device: torch.device):
     """Returns int32 [requests], the tokens that the cache holds; None means that it is full."""
     if isinstance(cache_seqlens, torch.Tensor):
-        return check_lens("cache_seqlens", cache_seqlens, requests, device)
+        lens = check_lens("cache_seqlens", cache_seqlens, requests, device)
+        _check_room(lens, capacity)
+        return lens
     length = capacity if cache_seqlens is None else int(cache_seqlens)
     check(0 <= length <= capacity, f"cache_seqlens is {length}, must be in [0, {capacity}]")
     return torch.full((requests,), length, dtype=torch.int32, device=device)
@@ -84,12 +95,7 @@ def append(keys: Keys, k: torch.Tensor, v: torch.Tensor, cu_seqlens_k_new: torch
         page = keys.table[request, (places // keys.page_size).clamp_(max=keys.table.shape[1] - 1).long()]
         places = places.masked_fill(steps(k.shape[0], 1, device) >= indptr[-1], keys.max_len)
         lens = keys.lens + (indptr[1:] - indptr[:-1])
-    if device.type == "cpu" and lens.numel():
-        check(
-            int(lens.max()) <= keys.max_len,
-            f"cache_seqlens and the new keys are {int(lens.max())} tokens, the cache (a row of block_table) has room "
-            f"for {keys.max_len}",
-        )
+    _check_room(lens, keys.max_len)
     slots = page.long() * keys.page_size + places % keys.page_size
     slots = slots.masked_fill(places >= keys.max_len, -1)
     new = NewKeys(k=aligned(k), v=aligned(v), slots=slots, max_len=longest, uniform=uniform)
