@@ -151,3 +151,19 @@ def test_generations_differ_in_argument_order_only():
     out, lse = flash_attn_3.flash_attn_func(q, k, v, 0.5, True, return_attn_probs=True)
     torch.testing.assert_close(out, expected)
     torch.testing.assert_close(lse, expected_lse)
+
+
+def test_combine():
+    q, k, v = tensors(2, 6, 21)
+    exact, exact_lse = flash_attn.flash_attn_func(q, k, v, return_softmax_lse=True)
+    parts = [flash_attn.flash_attn_func(q, k[:, i::3], v[:, i::3], return_softmax_lse=True) for i in range(3)]
+    outs = torch.stack([part[0] for part in parts] + [torch.full_like(q, torch.nan)])
+    unseen = torch.full((2, 6, 4), -torch.inf)
+    lses = torch.stack([part[1].transpose(1, 2) for part in parts] + [unseen])
+    out, lse = flash_attn_3.flash_attn_combine(outs, lses)
+    torch.testing.assert_close(out, exact, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(lse.transpose(1, 2), exact_lse, atol=1e-5, rtol=1e-5)
+    low = torch.empty_like(q, dtype=torch.bfloat16)
+    assert flash_attn_3.flash_attn_combine(outs, lses, low)[0] is low and torch.equal(low, out.bfloat16())
+    out, lse = flash_attn_3.flash_attn_combine(outs[3:], lses[3:])
+    assert (out == 0).all() and torch.isneginf(lse).all()

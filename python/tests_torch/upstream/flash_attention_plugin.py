@@ -55,14 +55,10 @@ def _block_size(*arguments: object) -> tuple[int, int]:
     raise NotImplementedError("the layout of dropout masks: Fovea has no dropout")
 
 
-def _combine(*arguments: object, **options: object) -> None:
-    raise NotImplementedError("flash_attn_combine: use fovea.torch.merge_states")
-
-
 def pytest_configure(config: pytest.Config) -> None:
     _module("flash_attn", flash_attn, __path__=[os.path.join(_CHECKOUT, "flash_attn")])
     _module("flash_attn.flash_attn_interface", flash_attn, USE_TRITON_ROCM=False, _get_block_size_n=_block_size)
-    _module("flash_attn_interface", flash_attn_interface, flash_attn_combine=_combine)
+    _module("flash_attn_interface", flash_attn_interface)
     torch.autograd.grad = _gradients
 
 
@@ -100,7 +96,7 @@ def pytest_pycollect_makeitem(collector: pytest.Collector, name: str, obj: objec
     if not grid or not _SAMPLE:
         return
     names = list(itertools.chain.from_iterable(names for names, _ in axes))
-    mark = pytest.mark.parametrize(",".join(names), _draw(name, axes)).mark
+    mark = pytest.mark.parametrize(names, _draw(name, axes)).mark
     obj.pytestmark = [mark for mark in marks if mark.name != "parametrize"] + [mark]
 
 
@@ -125,20 +121,21 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function):
 
 
 def _why(excinfo: pytest.ExceptionInfo) -> str:
-    """Returns why a test failed, without the values of this test."""
+    """Returns why a test failed, in one line without the values of this test."""
     error = excinfo.value
-    text = str(error).split("\n")[0]
+    text = str(error).replace("\n", " / ")
     if isinstance(error, AssertionError):
-        statement = str(excinfo.traceback[-1].statement).strip()
+        own = [entry for entry in excinfo.traceback if str(entry.path).startswith(_CHECKOUT)]
+        statement = str(own[-1].statement).strip().replace("\n", " ") if own else text
         if _GRADIENT.search(statement):
             return "reached the asserts about gradients: Fovea has no backward pass"
         return f"assert: {statement}"
     if "does not require grad" in text or "does not have a grad_fn" in text:
         return "the test is about gradients: Fovea has no backward pass"
-    if text.startswith("flash_attn: "):
-        argument, reason = re.fullmatch(r"flash_attn: (.*)", text).group(1).split(" is ", 1)
-        return f"{argument}: {reason.split(': ', 1)[-1]}"
-    return f"{type(error).__name__}: {re.sub(r'[0-9]+', 'N', str(error))[:300]}"
+    if isinstance(error, flash_attn.Unsupported):
+        argument, _, rest = text.removeprefix("flash_attn: ").partition(" is ")
+        return f"{argument}: {rest.partition(': ')[2]}"
+    return f"{type(error).__name__}: {re.sub(r'[0-9]+', 'N', text)[:300]}"
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -12,6 +12,7 @@ from fovea.compat import flash_attn as _v2
 from fovea.compat.flash_attn._inputs import check
 
 __all__ = [
+    "flash_attn_combine",
     "flash_attn_func",
     "flash_attn_qkvpacked_func",
     "flash_attn_varlen_func",
@@ -80,7 +81,10 @@ def flash_attn_qkvpacked_func(
     sm_margin: int = 0,
     return_attn_probs: bool = False,
 ) -> Result:
-    """flash_attn_func() with qkv [batch, seqlen, 3, heads, dim] or, with num_heads_q, [batch, seqlen, all heads, dim]."""
+    """flash_attn_func() with qkv [batch, seqlen, 3, heads, dim].
+
+    With num_heads_q also [batch, seqlen, num_heads_q + 2 * kv_heads, dim].
+    """
     if qkv.dim() == 5:
         q, k, v = qkv.unbind(-3)
     else:
@@ -227,6 +231,34 @@ def flash_attn_with_kvcache(
         s_aux=s_aux,
         out=out,
     )
+
+
+def flash_attn_combine(
+    out_partial: torch.Tensor,
+    lse_partial: torch.Tensor,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns (out, lse) over the keys of all parts, computed by torch in f32.
+
+    out_partial f32 [parts, .., heads, dim]; lse_partial f32 [parts, .., heads], natural logarithm; a part that saw no
+    key has -inf there, and its output is not read. out has out_dtype (default: that of `out`, else f32).
+    """
+    for name, tensor in (("out_partial", out_partial), ("lse_partial", lse_partial)):
+        check(tensor.dtype == torch.float32, f"{name} is {tensor.dtype}, must be torch.float32")
+    check(
+        out_partial.shape[:-1] == lse_partial.shape,
+        f"lse_partial is {tuple(lse_partial.shape)}, must be {tuple(out_partial.shape[:-1])}",
+    )
+    lse = torch.logsumexp(lse_partial, 0)
+    total = torch.zeros(out_partial.shape[1:], dtype=torch.float32, device=out_partial.device)
+    for part, part_lse in zip(out_partial, lse_partial, strict=True):
+        weight = torch.exp(part_lse - lse).masked_fill(part_lse == -torch.inf, 0)[..., None]
+        total.addcmul_(weight, part.masked_fill(weight == 0, 0))
+    if out is None:
+        return total.to(out_dtype or torch.float32), lse
+    check(out_dtype in (None, out.dtype), f"out is {out.dtype}, out_dtype is {out_dtype}")
+    return out.copy_(total), lse
 
 
 def get_scheduler_metadata(
