@@ -47,13 +47,13 @@ kernels: fovea ## compile the GPU kernels for every architecture; needs no GPU
 python: configure ## the Python wheel, in build/wheel, installed into a new environment and tested there
 	@tools/python_wheel.sh $(BUILD)
 
-VLLM_VENV ?= $(HOME)/.cache/fovea/vllm-venv
+VLLM_VENV ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fovea/vllm-venv
 test-vllm: python ## vLLM on a CPU with Fovea's attention, in an environment of 7 GB (PYTEST=options)
 	tools/vllm_venv.sh $(VLLM_VENV)
 	tools/vllm_sources.sh 0.24.0
 	tools/vllm_sources.sh 0.33.0
 	$(VLLM_VENV)/bin/python -m pip install --quiet --force-reinstall --no-deps $(BUILD)/wheel/fovea-*.whl
-	cd python/tests_vllm && $(VLLM_VENV)/bin/python -m pytest -q $(PYTEST)
+	cd python/tests_vllm && $(VLLM_VENV)/bin/python -m pytest --quiet -p no:logging $(PYTEST)
 
 TORCH_VENV ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fovea/torch-venv
 test-python: python ## the tests with torch and transformers that need no GPU, in an environment under ~/.cache

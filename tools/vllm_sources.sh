@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Unpacks the Python sources of a version of vLLM from its wheel, for python/tests_vllm/test_contract.py.
 # Usage: tools/vllm_sources.sh VERSION
 set -euo pipefail
-out="$HOME/.cache/fovea/vllm-sources/$1"
+out="${XDG_CACHE_HOME:-$HOME/.cache}/fovea/vllm-sources/$1"
 if [ -d "$out" ]; then exit 0; fi
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT

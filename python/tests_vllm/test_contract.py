@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ from signatures import differences, read_contract
 
 HERE = Path(__file__).parent
 PLUGIN = HERE.parent / "fovea" / "vllm"
-SOURCES = Path.home() / ".cache" / "fovea" / "vllm-sources"  # tools/vllm_sources.sh puts them there
+# tools/vllm_sources.sh puts them there.
+SOURCES = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fovea" / "vllm-sources"
 VERSIONS = sorted(path.stem for path in (HERE / "contract").glob("*.json"))
 
 

@@ -19,7 +19,7 @@ from fovea.torch import consecutive
 from fovea.vllm.layer_group import LayerGroup
 from fovea.vllm.specs import batch_limits
 
-logger = init_logger(__name__)
+logger = init_logger(f"vllm.plugins.{__name__}")  # below "vllm", whose handlers and level it then has
 
 
 # Fields of batches that ask for what the plug-in does not do. On a CPU vLLM does not ask before it loads a model.
