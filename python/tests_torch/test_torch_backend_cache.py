@@ -131,6 +131,26 @@ def test_memory_that_is_used_again_gets_the_strides_of_its_new_tensor():
         torch.testing.assert_close(out.double(), requests.expected()[0], atol=2e-5, rtol=2e-5)
 
 
+def test_a_run_keeps_no_array_of_its_batch():
+    cache = BackendCache()
+    requests = paged_requests([1], [20])
+    numbers = torch.arange(2, dtype=torch.int32)
+    batch = fovea.Batch(
+        mode="decode", q_indptr=numbers, kv_lens=requests.device_lens, request_rows=numbers, table=requests.page_table,
+        entry_tokens=16, max_q_len=1, max_kv_len=32,
+    )  # fmt: skip
+    table = weakref.ref(requests.page_table)
+    layer = (requests.k_cache, requests.v_cache)
+    out = torch.empty_like(requests.q)
+    cache.run(
+        SPEC, CACHE.replace(page_size=16), [layer], limits(kv_len=32), batch, q=requests.q, out=out, save_kv=False
+    )
+    torch.testing.assert_close(out.double(), requests.expected()[0], atol=2e-5, rtol=2e-5)
+    del batch, requests
+    gc.collect()
+    assert table() is None
+
+
 def test_clear_drops_everything():
     cache = BackendCache()
     layer = [new_layer()]

@@ -15,7 +15,7 @@ from fovea.torch.backend_cache import BackendCache, backend_for, default_cache
 from fovea.torch.backend_ops import BackendOps
 from fovea.torch.cache_ops import merge_states, write_kv
 from fovea.torch.dtypes import device_name, dtype_name
-from fovea.torch.numbers import consecutive
+from fovea.torch.lasting import consecutive
 
 __all__ = [
     "BackendCache",

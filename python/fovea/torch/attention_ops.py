@@ -5,7 +5,7 @@ import torch
 import fovea
 from fovea.torch.backend_cache import default_cache
 from fovea.torch.library import define, refuse_gradients
-from fovea.torch.numbers import consecutive
+from fovea.torch.lasting import consecutive
 from fovea.torch.specs import attention_spec, batch_limits, cache_spec
 
 
@@ -150,14 +150,16 @@ def _run_paged(
     cache = cache_spec(k_cache.shape, v_cache.shape, k_cache.dtype, order, scale_values)
     layer = (k_cache, v_cache) if k_scale is None else (k_cache, v_cache, k_scale, v_scale)
     longest = max_kv_len or page_table.shape[1] * cache.page_size
+    mode = "extend"
+    rows = consecutive(requests + 1, q.device)
     if q_indptr is None:
-        max_q_len = 1
+        mode, q_indptr, max_q_len = "decode", rows, 1
     common = {
-        "mode": "decode" if q_indptr is None else "extend",
+        "mode": mode,
         "requests": requests,
         "tokens": tokens,
-        "q_indptr": consecutive(requests + 1, q.device) if q_indptr is None else q_indptr,
-        "request_rows": consecutive(requests, q.device),
+        "q_indptr": q_indptr,
+        "request_rows": rows,
         "max_q_len": max_q_len,
     }
     if causal:

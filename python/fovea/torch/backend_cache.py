@@ -10,6 +10,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 import fovea
 from fovea.torch.dtypes import device_name, indexed_device
+from fovea.torch.lasting import allocate, current_stream
 
 Layer = Sequence[torch.Tensor]
 """The cache of one layer, in the form that fovea.KvPool.lend() takes: (k, v), (k, v, k_scale, v_scale) or (rows,)."""
@@ -17,6 +18,7 @@ Layer = Sequence[torch.Tensor]
 _LIMITS = ("max_requests", "max_tokens", "max_q_len", "max_kv_len", "max_encoder_len")
 _MAX_INT32 = 2**31 - 1
 _SMALLEST = fovea.BatchLimits()
+_IDLE = fovea.Batch(mode="idle")
 
 
 class _Entry:
@@ -140,6 +142,7 @@ class BackendCache:
             backend = self.backend_for(spec, cache, layers, limits, device=device)
             backend.plan(batch)
             backend.forward(layer, **tensors)
+            backend.plan(_IDLE)  # drops the references to the batch's arrays
 
     def _find(self, key: tuple[Any, ...], stream: int, capturing: bool, needed: fovea.BatchLimits) -> _Entry | None:
         found = self._entries.get((*key, stream))
@@ -188,11 +191,11 @@ class BackendCache:
     ) -> None:
         needed = entry.backend.workspace_bytes(limits)
         if own_workspace:
-            workspace = _allocate(needed, device)
+            workspace = _workspace(needed, device)
         else:
             workspace = self._workspaces.get((device, stream))
             if workspace is None or workspace.nbytes < needed:
-                workspace = _allocate(needed, device)
+                workspace = _workspace(needed, device)
                 self._workspaces[(device, stream)] = workspace
         entry.backend.reserve(limits, workspace)
         entry.limits, entry.workspace = limits, workspace
@@ -205,19 +208,12 @@ class BackendCache:
             entry.workspace = workspace
 
 
-def current_stream(device: torch.device) -> tuple[int, bool]:
-    """Returns the address of a device's current stream, and whether a CUDA graph is being captured on it."""
-    if device.type != "cuda":
-        return 0, False
-    return torch._C._cuda_getCurrentRawStream(device.index), torch.cuda.is_current_stream_capturing()
-
-
 def _layer_key(layers: Sequence[Layer]) -> tuple[Any, ...]:
     return tuple([tuple([(t.data_ptr(), t.shape, t.stride()) for t in layer]) for layer in layers])
 
 
-def _allocate(needed: int, device: torch.device) -> torch.Tensor:
-    return torch.empty(max(needed, 1), dtype=torch.uint8, device=device)
+def _workspace(needed: int, device: torch.device) -> torch.Tensor:
+    return allocate(lambda: torch.empty(max(needed, 1), dtype=torch.uint8, device=device), device)
 
 
 def _grown(needed: fovea.BatchLimits, entry: _Entry | None) -> fovea.BatchLimits:

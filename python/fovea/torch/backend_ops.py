@@ -26,7 +26,9 @@ class BackendOps:
     without a meaning of its own, and the ops of a backend keep their order. Ops that read or write the cache itself are
     not ordered with them inside one compiled graph.
 
-    The arguments are those of fovea.Batch and fovea.Backend.forward(). Compiled graphs do not keep the object alive.
+    The arguments are those of fovea.Batch and fovea.Backend.forward(). A plan reads its arrays until the last forward()
+    has run, which a compiled graph does not know: give it arrays from outside the graph. Compiled graphs do not keep
+    the object alive.
     """
 
     def __init__(self, backend: fovea.Backend):

@@ -8,7 +8,7 @@ import fovea
 from fovea.torch.backend_cache import default_cache
 from fovea.torch.dtypes import device_name, dtype_name
 from fovea.torch.library import define, refuse_gradients
-from fovea.torch.numbers import consecutive
+from fovea.torch.lasting import consecutive, span
 from fovea.torch.specs import attention_spec, batch_limits, cache_spec
 
 _PLAIN_SCORES = (0.0, 0.0, False, False)
@@ -60,7 +60,7 @@ def _run_write(k, v, k_cache, v_cache, slots, order, k_scale, v_scale):
         mode="extend",
         requests=1,
         tokens=tokens,
-        q_indptr=torch.arange(0, tokens + 1, tokens, dtype=torch.int32, device=k.device),
+        q_indptr=span(tokens, k.device),
         request_rows=zero,
         cross_lens=zero,
         cross_table=zero.view(1, 1),

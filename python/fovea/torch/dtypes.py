@@ -30,7 +30,7 @@ def device_name(device: torch.device) -> str:
 
 
 def indexed_device(device: torch.device) -> torch.device:
-    """Returns the device with its index, as tensors name it: cuda:0 for the current GPU, cpu without one."""
-    if device.type == "cuda" and device.index is None:
+    """Returns the device as tensors name it: the current GPU if its index is missing."""
+    if device.index is None and device.type == "cuda":
         return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu") if device.type == "cpu" else device
+    return device
