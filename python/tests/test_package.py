@@ -37,7 +37,7 @@ def test_metadata():
     needs = importlib.metadata.requires("fovea")
     assert [need for need in needs if "extra" not in need] == ["nanobind-backend<2,>=1.0"]
     files = {str(path) for path in importlib.metadata.files("fovea")}
-    assert {"fovea/py.typed", "fovea/_core.pyi", "fovea/_core.abi3.so"} <= files
+    assert {"fovea/py.typed", "fovea/_core.pyi", "fovea/_core.abi3.so", "fovea/licenses/nanobind.txt"} <= files
     assert sum(path.locate().stat().st_size for path in importlib.metadata.files("fovea")) <= 64 * 2**20
 
 
