@@ -15,29 +15,38 @@ import time
 import fovea
 
 LIMIT_US = 3.0
-CALLS, ROUNDS = 200, 400  # short rounds: some run undisturbed
+# Short rounds: some run undisturbed, and a GPU's queue has room for the work of a round.
+CALLS, ROUNDS = 100, 400
 
 
 def make_arrays(device):
-    """Returns (library, an array of float zeros by shape, an array of integers by values and dtype)."""
+    """Returns (library, an array of float zeros by shape, one of integers by values and dtype, wait for the device)."""
     try:
         import torch
     except ImportError:
         import numpy as np
 
-        return "numpy", lambda *shape: np.zeros(shape, np.float32), lambda values, dtype: np.array(values, dtype)
+        return (
+            "numpy",
+            lambda *shape: np.zeros(shape, np.float32),
+            lambda values, dtype: np.array(values, dtype),
+            lambda: None,
+        )
     kind = torch.bfloat16 if device == "cuda" else torch.float32
     return (
         f"torch {torch.__version__}",
         lambda *shape: torch.zeros(shape, dtype=kind, device=device),
         lambda values, dtype: torch.tensor(values, dtype=getattr(torch, dtype), device=device),
+        torch.cuda.synchronize if device == "cuda" else lambda: None,
     )
 
 
-def best(function):
-    """Returns the seconds of one call: the best of some rounds, since other work disturbs them."""
+def best(function, wait):
+    """Returns the seconds of one call: the best of some rounds, since other work disturbs them. A round begins with an
+    empty queue of the device, because a full one would make the host wait for the device."""
     seconds = float("inf")
     for _ in range(ROUNDS):
+        wait()
         begin = time.perf_counter()
         for _ in range(CALLS):
             function()
@@ -49,7 +58,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     device = parser.parse_args().device
-    library, zeros, integers = make_arrays(device)
+    library, zeros, integers, wait = make_arrays(device)
     dtype = "bf16" if device == "cuda" else "fp32"
     spec = fovea.AttentionSpec(q_heads=4, kv_heads=2, head_dim=64, q_dtype=dtype)
     cache = fovea.KvCacheSpec(kv_heads=2, head_dim=64, page_size=16, dtype=dtype)
@@ -74,13 +83,17 @@ def main():
     def unbound():
         backend.forward(0, q=tensors["q"], k=tensors["k"], v=tensors["v"], out=tensors["out"])
 
-    empty = best(lambda: None)
-    cpp = min(bound.time(CALLS) for _ in range(ROUNDS)) / CALLS
+    def cpp_round():
+        wait()
+        return bound.time(CALLS)
+
+    empty = best(lambda: None, wait)
+    cpp = min(cpp_round() for _ in range(ROUNDS)) / CALLS
     rows = [
         ("forward() in C++", cpp, 0),
-        ("BoundLayer.forward()", best(lambda: bound.forward()) - empty, cpp),
-        ("Backend.forward(q=, k=, v=, out=)", best(unbound) - empty, cpp),
-        ("Backend.plan(batch)", best(lambda: backend.plan(batch)) - empty, 0),
+        ("BoundLayer.forward()", best(lambda: bound.forward(), wait) - empty, cpp),
+        ("Backend.forward(q=, k=, v=, out=)", best(unbound, wait) - empty, cpp),
+        ("Backend.plan(batch)", best(lambda: backend.plan(batch), wait) - empty, 0),
     ]
     print(f"{library}, {choice.name} on {device}")
     for name, seconds, base in rows:
