@@ -96,7 +96,9 @@ def pytest_pycollect_makeitem(collector: pytest.Collector, name: str, obj: objec
     if not grid or not _SAMPLE:
         return
     names = list(itertools.chain.from_iterable(names for names, _ in axes))
-    mark = pytest.mark.parametrize(names, _draw(name, axes)).mark
+    rows = _draw(name, axes)
+    ids = ["-".join(str(value).removeprefix("torch.") for value in row) for row in rows]
+    mark = pytest.mark.parametrize(names, rows, ids=ids).mark
     obj.pytestmark = [mark for mark in marks if mark.name != "parametrize"] + [mark]
 
 

@@ -76,12 +76,15 @@ def _reach(scores: Scores, queries: Queries, keys: Keys) -> tuple[str, tuple[int
     return ("all", (-1, -1)) if left < 0 and right < 0 and scores.chunk == 0 else ("band", (left, right))
 
 
-def _scale_queries(queries: Queries, descales: Descales) -> tuple[Queries, torch.Tensor | None]:
-    """Returns the queries and the q_scale [tokens, q_heads] of fp8 ones. The factors of k go there, too."""
+def _scale_queries(queries: Queries, descales: Descales, dim: int) -> tuple[Queries, torch.Tensor | None]:
+    """Returns the queries and the q_scale [tokens, q_heads] of fp8 ones. The factors of k go there, too.
+
+    dim: the wider of the head dims of k and v.
+    """
     factors = [factor for factor in (descales.q, descales.k) if factor is not None]
     scale = per_token(functools.reduce(torch.mul, factors), queries) if factors else None
     q = queries.rows
-    if q.device.type == "cpu" or q.shape[-1] <= _MAX_FP8_PRODUCT_DIM:
+    if q.device.type == "cpu" or dim <= _MAX_FP8_PRODUCT_DIM:
         return queries, scale
     wide = q.to(torch.float32) if scale is None else q.to(torch.float32) * scale[..., None]
     return replace(queries, rows=wide.to(torch.bfloat16)), None
@@ -263,7 +266,7 @@ def attend(
     v_scale = per_token(descales.v, queries) if descales.v is not None else None
     q_scale = None
     if fp8:
-        queries, q_scale = _scale_queries(queries, descales)
+        queries, q_scale = _scale_queries(queries, descales, max(q.shape[-1], dim_v))
     queries = replace(queries, rows=aligned(queries.rows))
     if keys.new is not None and not _stores_along(queries, keys, scores):
         write_kv(_stored(keys.new.k), _stored(keys.new.v), keys.k, keys.v, keys.new.slots)
