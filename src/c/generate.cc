@@ -23,6 +23,7 @@ fovea_sampling_params default_sampling() {
 }
 
 constexpr fovea_generate_request kDefaultRequest = {.struct_size = sizeof(fovea_generate_request)};
+constexpr fovea_generation kDefaultGeneration = {.struct_size = sizeof(fovea_generation)};
 constexpr fovea_result kDefaultResult = {.struct_size = sizeof(fovea_result)};
 
 SamplingParams to_sampling(const fovea_sampling_params* params) {
@@ -111,8 +112,10 @@ void step(fovea_engine& engine, fovea_event_fn on_event, void* user) {
   }
 }
 
-std::vector<GenerateResult> generate(fovea_engine& engine, const fovea_generation& generation) {
+std::vector<GenerateResult> generate(fovea_engine& engine, const fovea_generation* given) {
   const Running running(engine);
+  const fovea_generation generation = read_struct(given, kDefaultGeneration, "generation");
+  check_reserved(generation.reserved, "generation.reserved");
   std::vector<GenerateRequest> requests;
   for (const auto* request : entries(generation.requests, generation.count, "requests")) {
     requests.push_back(to_request(request));
@@ -162,6 +165,10 @@ fovea_status fovea_generate_request_init(fovea_generate_request* request, size_t
   return init_struct(request, struct_size, kDefaultRequest, "request");
 }
 
+fovea_status fovea_generation_init(fovea_generation* generation, size_t struct_size) {
+  return init_struct(generation, struct_size, kDefaultGeneration, "generation");
+}
+
 fovea_status fovea_engine_add(fovea_engine* engine, const fovea_generate_request* request,
                               int64_t* id) {
   return guarded([&] {
@@ -188,10 +195,8 @@ fovea_status fovea_engine_generate(fovea_engine* engine, const fovea_generation*
   return guarded([&] {
     clear_handle(results, "results");
     fovea_engine& given = need(engine, "engine");
-    check_pointer(generation, "generation");
-    check_alignment(generation, alignof(fovea_generation), "generation");
     auto made = std::make_unique<fovea_results>();
-    made->object = generate(given, *generation);
+    made->object = generate(given, generation);
     give_handle(std::move(made), results);
   });
 }

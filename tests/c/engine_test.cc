@@ -78,7 +78,12 @@ TEST(EngineInC, GenerateGivesTheSameTokensAndEvents) {
   const fovea_generate_request* const requests[] = {&given.request};
   Received received;
   received.engine = engine;
-  const fovea_generation generation = {requests, 1, receive, &received};
+  fovea_generation generation;
+  ASSERT_EQ(fovea_generation_init(&generation, sizeof generation), FOVEA_OK);
+  generation.requests = requests;
+  generation.count = 1;
+  generation.on_event = receive;
+  generation.user = &received;
   fovea_results* results = nullptr;
   ASSERT_EQ(fovea_engine_generate(engine, &generation, &results), FOVEA_OK) << fovea_last_error();
   EXPECT_EQ(received.nested, FOVEA_INVALID_ARGUMENT);

@@ -46,7 +46,7 @@ class Caller {
       case 5:
         return with_limits();
       case 6:
-        return with_tables();
+        return bytes_.next() % 2 == 0 ? with_tables() : with_prefix_cache();
       default:
         return with_handles();
     }
@@ -203,6 +203,7 @@ class Caller {
   }
 
   fovea_status with_tables();
+  fovea_status with_prefix_cache();
   fovea_status with_handles();
 
   SmallWorld& world_;
@@ -240,6 +241,43 @@ fovea_status Caller::with_tables() {
       return fovea_state_pool_copy(world_.states, a, b);
     default:
       return fovea_page_allocator_references(world_.allocator, a, &number);
+  }
+}
+
+fovea_status Caller::with_prefix_cache() {
+  constexpr size_t kTokens = 64;
+  static const int32_t tokens[kTokens] = {1, 2, 3, 4, 1, 2, 3, 4, 5, 6, 7, 8};
+  fovea_prefix valid;
+  fovea_prefix_init(&valid, sizeof valid);
+  valid.tokens = bytes_.next() % 8 == 0 ? nullptr : tokens;
+  valid.token_count = bytes_.next() % (kTokens + 1);
+  valid.salt = bytes_.next() % 2 == 0 ? nullptr : "salt";
+  Sized<fovea_prefix> prefix(valid);
+  prefix.mutate(bytes_);
+  std::array<int64_t, kTokens> pages;
+  for (int64_t& page : pages) page = bytes_.next() % 4 == 0 ? bytes_.pick(kInts) : 1;
+  size_t count = bytes_.next() % kTokens;
+  int32_t number = 0;
+  fovea_prefix_match match;
+  fovea_prefix_match_init(&match, sizeof match);
+  match.pages = pages.data();
+  match.page_capacity = count;
+  switch (bytes_.next() % 6) {
+    case 0:
+      return fovea_prefix_cache_insert(world_.prefix_cache, prefix.get(), pages.data(), count,
+                                       bytes_.pick(kInts));
+    case 1:
+      return fovea_prefix_cache_match(world_.prefix_cache, prefix.get(), bytes_.pick(kInts),
+                                      &match);
+    case 2:
+      return fovea_prefix_cache_pin(world_.prefix_cache, prefix.get(), &number);
+    case 3:
+      return fovea_prefix_cache_unpin(world_.prefix_cache, prefix.get());
+    case 4:
+      return fovea_prefix_cache_evict(world_.prefix_cache, bytes_.next() % kTokens, pages.data(),
+                                      &count);
+    default:
+      return fovea_prefix_cache_clear(world_.prefix_cache, pages.data(), &count);
   }
 }
 

@@ -13,7 +13,7 @@ namespace {
 
 TEST(FuzzInC, EveryCallSucceedsOrNamesAnArgument) {
   FuzzCount count;
-  for (int seed = 1; seed <= 100 * test_scale(); ++seed) {
+  for (int seed = 1; seed <= 300 * test_scale(); ++seed) {
     std::mt19937 random(static_cast<uint32_t>(seed));
     std::vector<uint8_t> bytes(2000);
     for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random());

@@ -210,6 +210,83 @@ TEST(StorageInC, PrefixCache) {
   EXPECT_EQ(stats.evicted_pages, 3);
 }
 
+// A backend of the world's layers over memory of the test, [layers, K or V, pages, page_size,
+// kv_heads, dim].
+class LentBackend {
+ public:
+  LentBackend(const SmallWorld& world, int32_t reserves_page_zero) : memory_(4 * kHalf) {
+    const int64_t shape[] = {kWorldPages, kWorldPageSize, kWorldKvHeads, kWorldDim};
+    fovea_tensor views[4];
+    for (int i = 0; i < 4; ++i) {
+      float* const data = memory_.data() + i * kHalf;
+      EXPECT_EQ(fovea_tensor_init(&views[i], data, FOVEA_F32, world.cpu, shape, 4), FOVEA_OK);
+    }
+    const fovea_kv_memory layers[] = {{.k = &views[0].view, .v = &views[1].view},
+                                      {.k = &views[2].view, .v = &views[3].view}};
+    fovea_lent_pool lent;
+    EXPECT_EQ(fovea_lent_pool_init(&lent, sizeof lent), FOVEA_OK);
+    EXPECT_EQ(lent.reserves_page_zero, 1);
+    lent.reserves_page_zero = reserves_page_zero;
+    lent.spec = &world.cache;
+    lent.layers = layers;
+    EXPECT_EQ(fovea_kv_pool_lend(&lent, &pool_), FOVEA_OK) << fovea_last_error();
+    EXPECT_EQ(fovea_backend_create(world.selection, pool_, nullptr, world.threads, &backend_),
+              FOVEA_OK)
+        << fovea_last_error();
+    EXPECT_EQ(fovea_backend_reserve(backend_, &world.limits, nullptr, 0), FOVEA_OK);
+  }
+  ~LentBackend() {
+    fovea_backend_destroy(backend_);
+    fovea_kv_pool_destroy(pool_);
+  }
+  LentBackend(const LentBackend&) = delete;
+  LentBackend& operator=(const LentBackend&) = delete;
+
+  fovea_status run(const SmallWorld& world) {
+    const fovea_status status = fovea_backend_plan(backend_, &world.batch, nullptr);
+    return status == FOVEA_OK ? fovea_backend_forward(backend_, &world.layer, nullptr) : status;
+  }
+  // Returns a value of K in layer 0 at a slot.
+  float key(int64_t slot) const {
+    return memory_[static_cast<size_t>(slot * kWorldKvHeads * kWorldDim + 1)];
+  }
+
+ private:
+  static constexpr int64_t kHalf =
+      int64_t{kWorldPages} * kWorldPageSize * kWorldKvHeads * kWorldDim;
+  std::vector<float> memory_;
+  fovea_kv_pool* pool_ = nullptr;
+  fovea_backend* backend_ = nullptr;
+};
+
+TEST(StorageInC, LentMemoryHoldsTheKeys) {
+  SmallWorld world;
+  ASSERT_EQ(world.plan(), FOVEA_OK);
+  ASSERT_EQ(world.forward(), FOVEA_OK);
+  const std::vector<float> expected = world.output();
+  LentBackend lent(world, 1), without_padding(world, 0);
+  world.reset();
+  ASSERT_EQ(lent.run(world), FOVEA_OK) << fovea_last_error();
+  EXPECT_EQ(world.output(), expected);
+  EXPECT_NE(lent.key(4), 0);
+  EXPECT_EQ(lent.key(0), 0);
+
+  // Request 1 has page 0 instead of page 3.
+  const auto move = [&] {
+    world.reset();
+    const int64_t slots[] = {4, 5, 6, 0, 1};
+    const int32_t table[] = {1, 2, 3, 4, 0, 5, 6, 7};
+    std::memcpy(world.out_slots.data, slots, sizeof slots);
+    std::memcpy(world.slots.data, table, sizeof table);
+  };
+  move();
+  EXPECT_EQ(lent.run(world), FOVEA_INVALID_ARGUMENT);
+  move();
+  ASSERT_EQ(without_padding.run(world), FOVEA_OK) << fovea_last_error();
+  EXPECT_EQ(world.output(), expected);
+  EXPECT_NE(without_padding.key(0), 0);
+}
+
 // The handles of a pool and of threads may go before the backend that uses them.
 TEST(StorageInC, HandlesMayBeDestroyedInAnyOrder) {
   SmallWorld world;

@@ -71,6 +71,7 @@ fovea_kv_pool* lend(const KvPool& pool) {
   check_status(fovea_lent_pool_init(&lent, sizeof lent));
   lent.spec = &c_spec;
   lent.device = to_c(pool.device());
+  lent.reserves_page_zero = pool.reserves_page_zero();
   lent.layers = layers.data();
   const auto slots = static_cast<int64_t>(pool.slot_map().size());
   if (slots > 0) {

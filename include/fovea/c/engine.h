@@ -129,11 +129,14 @@ FOVEA_C_API fovea_status fovea_engine_step(fovea_engine* engine, fovea_event_fn 
 
 typedef struct fovea_results fovea_results;
 typedef struct fovea_generation {
+  uint32_t struct_size;
+  int32_t reserved;                               // 0
   const fovea_generate_request* const* requests;  // [count]
   size_t count;
   fovea_event_fn on_event;  // NULL: none
   void* user;
 } fovea_generation;
+FOVEA_C_API fovea_status fovea_generation_init(fovea_generation* generation, size_t struct_size);
 // Adds all requests, runs steps until they have finished, and gives their results in order.
 FOVEA_C_API fovea_status fovea_engine_generate(fovea_engine* engine,
                                                const fovea_generation* generation,
