@@ -65,7 +65,7 @@ class BackendCache:
     All methods may be called from several threads. A thread that plans a backend and runs it holds `lock` meanwhile.
     """
 
-    def __init__(self, capacity: int = 512, *, backend: str = "auto", threads: fovea.ThreadPool | int | None = None):
+    def __init__(self, capacity: int = 2048, *, backend: str = "auto", threads: fovea.ThreadPool | int | None = None):
         """backend: the wish given to fovea.select(). threads: of the CPU; None is the pool that all backends share."""
         if capacity < 1:
             raise ValueError(f"capacity is {capacity}, must be at least 1")
