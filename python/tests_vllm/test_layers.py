@@ -1,10 +1,12 @@
 """Layers of the plug-in compute attention over caches laid out as vLLM hands them over."""
 
+import gc
+
 import fovea.vllm.mha as mha
 import pytest
 import torch
 from engines import model_folder
-from fovea.vllm import counters, v0_24, v0_33
+from fovea.vllm import counters, layer_group, v0_24, v0_33
 from fovea.vllm.metadata import MetadataBuilder
 from layers import BLOCK, BLOCKS, Pass, Request, add_layer, attention, make_impl
 from vllm.engine.arg_utils import EngineArgs
@@ -277,3 +279,16 @@ def test_what_it_does_not_know_is_named(config):
     builder.build(0, images.replace(mm_req_doc_ranges={0: []}))
     with pytest.raises(NotImplementedError, match="causal is a tensor"):
         _run(config, _impl(config), _cache_24(), Pass(MIXED, causal=torch.ones(4, dtype=torch.bool)), _tensors(29))
+
+
+def test_groups_that_profiling_dropped_return_their_workspace(config):
+    impl, pass_, tensors, cache = _impl(config), Pass(MIXED), _tensors(29), _cache_24()
+    _run(config, impl, cache, pass_, tensors)
+    gc.collect()  # drops the builder with its group
+    free = layer_group._free_workspaces[(impl._spec, torch.device("cpu"))]
+    kept = [workspace.data_ptr() for workspace in free]
+    assert kept
+    layer = add_layer(config, "layer", impl, cache)
+    builder = MetadataBuilder(_spec(), ["layer"], config, torch.device("cpu"))
+    impl.forward(layer, *tensors, cache, builder.build(0, pass_.common()), torch.zeros(29, HEADS, DIM))
+    assert [workspace.data_ptr() for workspace in free] == kept[:-1]

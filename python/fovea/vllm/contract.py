@@ -5,7 +5,7 @@ import warnings
 import vllm
 from packaging.version import Version
 
-_TESTED = {(0, 24): "v0_24", (0, 33): "v0_33"}
+_TESTED = ((0, 24), (0, 32), (0, 33))
 _FIRST_WITH_LAYOUTS = Version("0.29")  # a layer's cache became [blocks, heads, tokens, content] in every backend
 
 _version = Version(vllm.__version__.split("+")[0])

@@ -1,5 +1,6 @@
 """Layers of vLLM that share one Fovea backend."""
 
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +14,9 @@ from fovea.vllm.specs import wish
 if TYPE_CHECKING:
     from fovea.vllm.metadata import Metadata
 
-# Workspaces that layers took when they were made, so that vLLM counts them before it gives the rest of the memory to
-# the cache. A group takes its own from here.
-_workspaces: dict[tuple[fovea.AttentionSpec, torch.device], torch.Tensor] = {}
+# Workspaces without a group. Layers of one spec take one when they are made, so that vLLM counts it before it gives the
+# rest of the memory to the cache. Groups return theirs: vLLM makes and drops some while it profiles.
+_free_workspaces: dict[tuple[fovea.AttentionSpec, torch.device], list[torch.Tensor]] = {}
 
 
 def select(
@@ -30,8 +31,8 @@ def take_workspace(
 ) -> None:
     """Takes the workspace of the group that a new layer will be in. Raises fovea.Error if no backend serves it."""
     needed = select(spec, cache, limits, device).workspace_bytes
-    if (spec, device) not in _workspaces:
-        _workspaces[(spec, device)] = torch.empty(max(needed, 1), dtype=torch.uint8, device=device)
+    if (spec, device) not in _free_workspaces:
+        _free_workspaces[(spec, device)] = [torch.empty(max(needed, 1), dtype=torch.uint8, device=device)]
 
 
 class LayerGroup:
@@ -57,10 +58,12 @@ class LayerGroup:
         self.backend = selection.create(pool)
         self.description = selection.explain().splitlines()[0]
         needed = self.backend.workspace_bytes(limits)
-        workspace = _workspaces.pop((spec, device), None)
+        free = _free_workspaces.setdefault((spec, device), [])
+        workspace = free.pop() if free else None
         if workspace is None or workspace.nbytes < needed:
             workspace = torch.empty(max(needed, 1), dtype=torch.uint8, device=device)
         self.backend.reserve(limits, workspace)
+        weakref.finalize(self, free.append, workspace).atexit = False
         self._planned: Metadata | None = None
         self._done: set[int] = set()
 
