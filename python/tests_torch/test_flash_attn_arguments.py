@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import inspect
 
+import fovea
 import pytest
 import torch
-
-import fovea
 from fovea.compat import flash_attn
 from fovea.compat.flash_attn import flash_attn_interface as flash_attn_3
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import pytest
 import torch
 from flash_attn_reference import assert_close, attention
-
 from fovea.compat import flash_attn
 from fovea.compat.flash_attn import flash_attn_interface as flash_attn_3
 

@@ -6,10 +6,9 @@ from __future__ import annotations
 import pytest
 import torch
 from flash_attn_reference import assert_close, attention
-from test_flash_attn_dense import MASKS, as_arguments
-
 from fovea.compat import flash_attn
 from fovea.compat.flash_attn import flash_attn_interface as flash_attn_3
+from test_flash_attn_dense import MASKS, as_arguments
 
 Q_LENS = [5, 0, 1, 9, 14]
 K_LENS = [5, 3, 11, 0, 6]

@@ -22,7 +22,6 @@ import types
 
 import pytest
 import torch
-
 from fovea.compat import flash_attn
 from fovea.compat.flash_attn import flash_attn_interface
 
