@@ -35,6 +35,15 @@ def test_generate_with_a_static_cache():
     assert models.generate(model, prompts, 32, cache_implementation="static", disable_compile=True) == expected
 
 
+def test_generate_in_inference_mode_and_then_without():
+    """Memory that outlives the first call is written by the second."""
+    model = models.load("gpt_oss", models.PLAIN_NAME)
+    prompts = models.make_prompts([90, 31])
+    with torch.inference_mode():
+        expected = models.generate(model, prompts, 3)
+    assert models.generate(model, prompts, 3) == expected
+
+
 def _logits(model, ids, **inputs):
     with torch.no_grad():
         return model(ids, **inputs).logits

@@ -7,9 +7,9 @@ from functools import cache
 import torch
 
 import fovea
-from fovea.torch import BackendCache
+from fovea.torch import BackendCache, consecutive
 
-from .specs import attention_spec, cache_spec, new_backends
+from .specs import attention_spec, cache_spec, new_backends, staging
 
 _PAGE = 64
 _MAX_STAGED = 64
@@ -108,12 +108,12 @@ class _Staging:
             if len(self._kept) == _MAX_STAGED:
                 del self._kept[next(iter(self._kept))]
             self._kept[name] = tuple(
-                each.new_zeros((size, _PAGE, each.shape[1], each.shape[3])) for each in (key, value)
+                staging((size, _PAGE, each.shape[1], each.shape[3]), each) for each in (key, value)
             )
         return self._kept[name]
 
 
-_staging = _Staging()
+_staged = _Staging()
 
 
 def _packed(
@@ -172,7 +172,7 @@ def _cached(
     kv_len = keys + (layer.chunk if shift is not None else 0)
     columns = -(-kv_len // _PAGE)
     spec = layer.spec(query, key, value, "decoder")
-    memory = _staging.get(batch * columns, key, value)
+    memory = _staged.get(batch * columns, key, value)
     source = _sources(mask, shift, keys, columns * _PAGE)
     for each, stage in zip((key, value), memory, strict=True):
         _stage(each, source, stage[: batch * columns].view(batch, columns * _PAGE, *stage.shape[2:]))
@@ -184,7 +184,7 @@ def _cached(
         kept = recent.flatten().nonzero()[:, 0]
         q_lens = recent.sum(1, dtype=torch.int32)
         q = q.index_select(0, kept)
-    table = torch.arange(batch * columns, dtype=torch.int32, device=device).view(batch, columns)
+    table = consecutive(batch * columns, device).view(batch, columns)
     limits = fovea.BatchLimits(
         max_requests=batch, max_tokens=batch * tokens, max_q_len=tokens, max_kv_len=columns * _PAGE
     )
@@ -194,7 +194,7 @@ def _cached(
         tokens=q.shape[0],
         q_indptr=_offsets(q_lens),
         kv_lens=kv_lens,
-        request_rows=torch.arange(batch, dtype=torch.int32, device=device),
+        request_rows=consecutive(batch, device),
         table=table,
         entry_tokens=_PAGE,
         max_q_len=tokens,

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 import torch
 
 import fovea
+from fovea.torch import consecutive
 
-from .specs import attention_spec, cache_spec, new_backends
+from .specs import attention_spec, cache_spec, new_backends, staging
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class _PagedGroup:
                 tokens=tokens,
                 q_indptr=args.cu_q,
                 kv_lens=_differences(args.cu_k),
-                request_rows=_iota(requests, args.cu_q.device),
+                request_rows=consecutive(requests, args.cu_q.device),
                 table=table,
                 entry_tokens=self._group.page_tokens,
                 out_slots=out_slots,
@@ -124,12 +125,12 @@ class _PagedGroup:
         read = args.read if args.read.numel() else args.write
         page_tokens, stride = self._group.page_tokens, self._group.rows_per_page
         columns = -(-args.max_k // page_tokens)
-        first = args.cu_k[:-1, None] + page_tokens * _iota(columns, read.device)
+        first = args.cu_k[:-1, None] + page_tokens * consecutive(columns, read.device)
         page = torch.take(read, first.clamp(max=read.numel() - 1).to(torch.int64)) // stride
         table = torch.where(first < args.cu_k[1:, None], page, 0).to(torch.int32)
         write = args.write[:tokens]
         slots = write if stride == page_tokens else write // stride * page_tokens + write % stride
-        is_real = _iota(tokens, read.device) < args.cu_q[-1]
+        is_real = consecutive(tokens, read.device) < args.cu_q[-1]
         return table, torch.where(is_real, slots, -1), columns * page_tokens
 
     def _from_block_table(self, args: PassArguments, tokens: int) -> tuple[torch.Tensor, torch.Tensor, int]:
@@ -171,9 +172,9 @@ class _WindowGroup:
             _limits(requests, tokens, args.max_q, args.max_k),
             own_workspace=True,
         )
-        column = _iota(args.max_k, device)
+        column = consecutive(args.max_k, device)
         table = torch.where(column < _differences(args.cu_k)[:, None], args.cu_k[:-1, None] + column, 0)
-        token = _iota(tokens, device)
+        token = consecutive(tokens, device)
         request = torch.searchsorted(args.cu_q, token, right=True, out_int32=True) - 1
         ends = args.cu_k[1:] - args.cu_q[1:]
         slots = torch.take(ends, request.clamp(max=requests - 1).to(torch.int64)) + token
@@ -184,7 +185,7 @@ class _WindowGroup:
                 tokens=tokens,
                 q_indptr=args.cu_q,
                 kv_lens=_differences(args.cu_k),
-                request_rows=_iota(requests, device),
+                request_rows=consecutive(requests, device),
                 table=table,
                 out_slots=torch.where(token < args.cu_q[-1], slots, -1).to(torch.int64),
                 max_q_len=args.max_q,
@@ -215,7 +216,7 @@ class _WindowGroup:
         if not self._staged or self._staged[-1][0].shape[0] < rows:
             size = 1 << rows.bit_length()
             self._staged.append(
-                tuple(each.new_zeros((size, 1, *each.shape[1:])) for each in self._view.rows(self._group.layers[0]))
+                tuple(staging((size, 1, *each.shape[1:]), each) for each in self._view.rows(self._group.layers[0]))
             )
         return self._staged[-1]
 
@@ -280,10 +281,6 @@ def _token_count(args: PassArguments, rows: int) -> int:
 
 def _limits(requests: int, tokens: int, q_len: int, kv_len: int) -> fovea.BatchLimits:
     return fovea.BatchLimits(max_requests=requests, max_tokens=tokens, max_q_len=q_len, max_kv_len=kv_len)
-
-
-def _iota(count: int, device: torch.device) -> torch.Tensor:
-    return torch.arange(count, dtype=torch.int32, device=device)
 
 
 def _differences(offsets: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Specs of layers, from the tensors that transformers passes, and the backends for them."""
+"""Specs of layers, from the tensors that transformers passes, and backends and staging memory for them."""
 
 from functools import cache
 
@@ -7,6 +7,7 @@ import torch
 
 import fovea
 from fovea.torch import BackendCache, dtype_name
+from fovea.torch.lasting import allocate
 
 
 def new_backends(device: torch.device) -> BackendCache:
@@ -17,6 +18,17 @@ def new_backends(device: torch.device) -> BackendCache:
 @cache
 def _thread_pool(threads: int) -> fovea.ThreadPool:
     return fovea.ThreadPool(threads)
+
+
+def staging(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+    """Returns zeroed memory of the dtype and device of a tensor, which later calls may write in any mode of torch: what
+    is made in inference mode can be written there only."""
+
+    def make() -> torch.Tensor:
+        with torch.inference_mode(False):
+            return torch.zeros(shape, dtype=like.dtype, device=like.device)
+
+    return allocate(make, like.device)
 
 
 def attention_spec(
