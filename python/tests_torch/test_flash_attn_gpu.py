@@ -141,6 +141,14 @@ def test_decode(page_size):
         assert_close(out[request], decode.q[request], k, v, causal=True)
 
 
+def test_lengths_beyond_the_cache_are_cut():
+    decode = Decode(64)
+    decode.lens.fill_(1023)
+    expected = decode.step()[0].clone()
+    decode.lens.fill_(5000)
+    assert torch.equal(decode.step()[0], expected)  # the new key has no place
+
+
 def test_replays_equal_eager_calls():
     decode = Decode(64)
     decode.step()

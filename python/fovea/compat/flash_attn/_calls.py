@@ -176,6 +176,8 @@ def cached(
     _check_descales_fit(q, *descales)
     requests = keys.lens.shape[0]
     shape = (*q.shape[:-1], keys.v.shape[-1])
+    if q.device.type != "cpu":  # a CPU has checked the lengths
+        keys = replace(keys, lens=keys.lens.clamp(max=keys.max_len))
     if cache_leftpad is not None:
         leftpad = check_lens("cache_leftpad", cache_leftpad, requests, q.device)
         for name, cache in (("k_cache", keys.k), ("v_cache", keys.v)):
