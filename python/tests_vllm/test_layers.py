@@ -9,6 +9,7 @@ from engines import model_folder
 from fovea.vllm import counters, layer_group, v0_24, v0_33
 from fovea.vllm.metadata import MetadataBuilder
 from layers import BLOCK, BLOCKS, Pass, Request, add_layer, attention, make_impl
+from vllm.config import CUDAGraphMode
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.kv_cache_interface import CrossAttentionSpec, EncoderOnlyAttentionSpec, FullAttentionSpec
 
@@ -19,6 +20,12 @@ MIXED = [Request(1, 45), Request(20, 20), Request(7, 100), Request(1, 1)]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return model_folder("llama", tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(autouse=True)
+def caches_of_0_24(monkeypatch):
+    """The tests make caches of vLLM 0.24, whatever version is installed."""
+    monkeypatch.setattr(mha, "MhaCache", v0_24.MhaCache)
 
 
 @pytest.fixture
@@ -292,3 +299,13 @@ def test_groups_that_profiling_dropped_return_their_workspace(config):
     builder = MetadataBuilder(_spec(), ["layer"], config, torch.device("cpu"))
     impl.forward(layer, *tensors, cache, builder.build(0, pass_.common()), torch.zeros(29, HEADS, DIM))
     assert [workspace.data_ptr() for workspace in free] == kept[:-1]
+
+
+@pytest.mark.parametrize("mode, expected", [("FULL", ("mixed", 4)), ("FULL_DECODE_ONLY", ("decode", 1))])
+def test_captured_passes_serve_every_later_pass(config, mode, expected):
+    """A graph of FULL is replayed with any division of its tokens, though it is captured with one for each request."""
+    config.compilation_config.cudagraph_mode = CUDAGraphMode[mode]
+    builder = MetadataBuilder(_spec(), [], config, torch.device("cpu"))
+    metadata = builder.build_for_cudagraph_capture(Pass([Request(1, 1)] * 4).common())
+    assert (metadata.mode, metadata.max_query_len) == expected
+    assert metadata.host_q_lens is None

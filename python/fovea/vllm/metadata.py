@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from vllm.config import CUDAGraphMode
 from vllm.logger import init_logger
 from vllm.v1.attention.backend import (
     AttentionCGSupport,
@@ -147,6 +148,8 @@ class MetadataBuilder(AttentionMetadataBuilder[Metadata]):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self.limits = batch_limits(vllm_config)
         self._layers = vllm_config.compilation_config.static_forward_context
+        mode = vllm_config.compilation_config.cudagraph_mode
+        self._captures_mixed = mode is not None and mode.mixed_mode() == CUDAGraphMode.FULL
         self._places: dict[tuple[int, str], _Place] = {}
         self._outgrown: list[_Place] = []
 
@@ -158,6 +161,9 @@ class MetadataBuilder(AttentionMetadataBuilder[Metadata]):
 
     def build_for_cudagraph_capture(self, common_attn_metadata: CommonAttentionMetadata) -> Metadata:
         self._fit(common_attn_metadata)
+        if self._captures_mixed:
+            # Replays may divide the tokens among the requests in any way.
+            common_attn_metadata = common_attn_metadata.replace(max_query_len=common_attn_metadata.num_actual_tokens)
         return self.metadata_class.of(self, common_attn_metadata, captured=True)
 
     def update_block_table(self, metadata: Metadata, blk_table: torch.Tensor, slot_mapping: torch.Tensor) -> Metadata:
