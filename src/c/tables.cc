@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Request tables and page allocators.
 #include <algorithm>
+#include <cinttypes>
+#include <cstdio>
 
 #include "c/handles.h"
 
@@ -15,11 +17,11 @@ PageAllocator& allocator_of(const fovea_page_allocator* allocator) {
   return *need(allocator, "allocator").object;
 }
 
+// A scheduler expects this outcome: fmt::format() would allocate memory for its message.
 fovea_status too_few_pages(int64_t wanted, int64_t free) {
   char text[96];
-  const auto end =
-      fmt::format_to_n(text, sizeof(text), "{} pages wanted, {} are free", wanted, free);
-  return failed(FOVEA_FULL, {text, std::min(end.size, sizeof(text))});
+  std::snprintf(text, sizeof(text), "%" PRId64 " pages wanted, %" PRId64 " are free", wanted, free);
+  return failed(FOVEA_FULL, text);
 }
 
 int64_t pages_of(int32_t tokens, int32_t page_size) {

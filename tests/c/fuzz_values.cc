@@ -30,7 +30,11 @@ void mutate_tensor(DLTensor& tensor, FuzzBytes& bytes) {
       tensor.byte_offset = bytes.pick(kOffsets);
       break;
     case 7:
-      tensor.data = bytes.next() % 2 == 0 ? nullptr : static_cast<char*>(tensor.data) + 1;
+      if (bytes.next() % 2 == 0) {
+        tensor.data = nullptr;
+      } else if (tensor.data != nullptr) {
+        tensor.data = static_cast<char*>(tensor.data) + 1;
+      }
       break;
     case 8:
       tensor.strides = nullptr;
