@@ -1,7 +1,10 @@
 """vLLM's question whether a configuration is served is answered with Fovea's reasons."""
 
+import importlib
+import sys
 import tomllib
 from pathlib import Path
+from types import ModuleType
 
 import fovea
 import pytest
@@ -12,8 +15,10 @@ from fovea.vllm.mha import MhaBackend
 from fovea.vllm.mla import MlaBackend
 from vllm.config import set_current_vllm_config
 from vllm.engine.arg_utils import EngineArgs
+from vllm.platforms.interface import DeviceCapability
 from vllm.v1.attention.backend import AttentionType
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
+from vllm.v1.attention.selector import AttentionSelectorConfig
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 QUESTION = {
@@ -94,6 +99,32 @@ def test_refused(config, hopper, changes, reason):
     reasons = _reasons(config, **changes)
     assert len(reasons) == 1
     assert reason in reasons[0]
+
+
+@pytest.fixture
+def cuda(monkeypatch, hopper):
+    if "vllm.platforms.cuda" not in sys.modules:
+        # vLLM for CPUs has no CUDA kernels; the platform imports them, and the test calls none.
+        monkeypatch.setitem(sys.modules, "vllm._C_stable_libtorch", ModuleType("vllm._C_stable_libtorch"))
+    platform = importlib.import_module("vllm.platforms.cuda").CudaPlatformBase
+    monkeypatch.setattr(platform, "get_device_capability", classmethod(lambda cls, device_id=0: DeviceCapability(9, 0)))
+    return platform
+
+
+def _choose(platform, config, **changes):
+    options = {name: value for name, value in (QUESTION | changes).items() if name != "device_capability"}
+    with set_current_vllm_config(config):
+        plugin.register()
+        return platform.get_attn_backend_cls(AttentionBackendEnum.CUSTOM, AttentionSelectorConfig(**options), 4)
+
+
+def test_cuda_platform_takes_custom(config, cuda):
+    assert _choose(cuda, config) == "fovea.vllm.mha.MhaBackend"
+
+
+def test_error_of_the_cuda_platform_has_the_reasons(config, cuda):
+    with pytest.raises(ValueError, match="Fovea's flash: head_dim: a head of 72 fp8_e5m2 values has 72 bytes"):
+        _choose(cuda, config, head_size=72, kv_cache_dtype="fp8_e5m2")
 
 
 def test_mla_backend_refuses_other_models(config, hopper):
