@@ -20,9 +20,9 @@ mkdir -p "$(dirname "$folder")"
 work=$(mktemp -d "$folder.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 python3 -m venv "$work/venv"
-# torch's wheel asks for more than its CPU part loads, so its requirements are listed.
-"$work/venv/bin/python" -m pip install --quiet --no-cache-dir --no-deps --requirement "$torch_packages"
+# torch's wheel asks for more than its CPU part loads, so its requirements are listed. It comes last, or pip complains.
 "$work/venv/bin/python" -m pip install --quiet --no-cache-dir "${other_packages[@]}"
+"$work/venv/bin/python" -m pip install --quiet --no-cache-dir --no-deps --requirement "$torch_packages"
 echo "$wanted" >"$work/venv/packages.txt"
 rm -rf "$folder"
 # If another run was faster, mv -T keeps its result.
