@@ -268,9 +268,13 @@ std::string KernelStore::why_not_compiled(const KernelVariant& variant) const {
   return {};
 }
 
+std::optional<CompiledKernel> KernelStore::find(const KernelVariant& variant) const {
+  if (auto packed = pack_.find(variant)) return packed;
+  return find_cached(variant);
+}
+
 CompiledKernel KernelStore::get(const KernelVariant& variant) {
-  if (auto packed = pack_.find(variant)) return *std::move(packed);
-  if (auto cached = find_cached(variant)) return *std::move(cached);
+  if (auto found = find(variant)) return *std::move(found);
   if (const std::string reason = why_not_compiled(variant); !reason.empty()) {
     fail(ErrorCode::unsupported, "{}", reason);
   }

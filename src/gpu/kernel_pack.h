@@ -112,6 +112,8 @@ class KernelStore {
   // Throws Error{unsupported} if the variant is neither packed nor cached and cannot be compiled,
   // with the reason, and Error{corrupt_file} if its pack entry is damaged.
   CompiledKernel get(const KernelVariant& variant);
+  // Returns the kernel if the pack or the cache has it.
+  std::optional<CompiledKernel> find(const KernelVariant& variant) const;
   // Returns an empty string if get() will succeed, otherwise the reason. Neither compiles nor reads
   // the entry.
   std::string why_not(const KernelVariant& variant) const;

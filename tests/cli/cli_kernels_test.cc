@@ -5,6 +5,7 @@
 
 #include <csignal>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -115,6 +116,37 @@ TEST(Cli, BuildsKernelsOnceAndReportsThem) {
   EXPECT_NE(refused.err.find("measure/empty"), std::string::npos) << refused.err;
   EXPECT_NE(refused.err.find("(C7510) serialized"), std::string::npos) << refused.err;
   std::filesystem::remove(pack);
+}
+
+// explain() reads key tiles from compiled kernels and compiles none itself.
+TEST(Cli, ExplainsPromptsOfCompiledKernels) {
+  const nlohmann::json environment = nlohmann::json::parse(fovea({"env", "--json"}).out);
+  if (!environment["kernel_compiler"].get<std::string>().starts_with("NVRTC "))
+    GTEST_SKIP() << "nothing compiles here";
+  const std::string pack = ::testing::TempDir() + "cli_test_" + std::to_string(getpid()) + ".pack";
+  const std::vector<std::string> explain = {"explain",      "--device",     "sm_90",
+                                            "--max-tokens", "4096",         "--max-q-len",
+                                            "4096",         "--max-kv-len", "8192"};
+  const char* const before = std::getenv("FOVEA_KERNEL_PACK");
+  const std::string kept = before == nullptr ? "" : before;
+  for (const char* kernel : {"sm90/prefill/128_128_bf16_pages_plain_whole",
+                             "sm90/prefill/128_128_bf16_pairs_plain_whole"}) {
+    const ProgramResult built = fovea({"kernels", "build", "--pack", pack, "--only", kernel});
+    ASSERT_EQ(built.exit_code, 0) << built.err;
+  }
+  setenv("FOVEA_KERNEL_PACK", pack.c_str(), 1);
+  const ProgramResult result = fovea(explain);
+  if (before == nullptr) {
+    unsetenv("FOVEA_KERNEL_PACK");
+  } else {
+    setenv("FOVEA_KERNEL_PACK", kept.c_str(), 1);
+  }
+  std::filesystem::remove(pack);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_NE(result.out.find("4096 new tokens of 4096 keys: pairs of blocks, "
+                            "4096 new tokens of 8192 keys: pairs of blocks"),
+            std::string::npos)
+      << result.out;
 }
 
 TEST(Cli, KeepsWhatCompiledWhenInterrupted) {

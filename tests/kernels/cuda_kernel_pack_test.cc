@@ -325,6 +325,8 @@ TEST_F(KernelCache, ServesWhereCompilingIsForbidden) {
   pack.save(file());
   EXPECT_EQ(store(false).why_not(one_), "");
   EXPECT_EQ(store(false).get(one_).cubin, "machine code");
+  EXPECT_EQ(store(false).find(one_)->cubin, "machine code");
+  EXPECT_FALSE(store(true).find(real_)) << "find() compiled a kernel";
 }
 
 TEST_F(KernelCache, DamagedFilesCountAsAbsent) {

@@ -148,6 +148,7 @@ TEST(HopperChoose, Prefill) {
               row.form)
         << row.name;
   }
+  EXPECT_EQ(describe(PrefillForm::general_pairs), "pairs of blocks");
 }
 
 TEST(HopperChoose, FewRowsShareSegments) {

@@ -5,6 +5,16 @@
 #include "gpu/architectures.h"
 
 namespace fovea {
+namespace {
+
+std::string describe(const kernels::cuda::AttentionSetup& setup, const BatchLimits& limits) {
+  std::string text = kernels::cuda::describe_hopper_decode(setup, limits);
+  const std::string prefill = kernels::cuda::describe_hopper_prefill(setup, limits);
+  if (!text.empty() && !prefill.empty()) text += "; ";
+  return text + prefill;
+}
+
+}  // namespace
 
 const CudaKernels& flash_kernels() {
   static const CudaKernels kernels = {.name = "flash",
@@ -12,7 +22,7 @@ const CudaKernels& flash_kernels() {
                                       .decode = &kernels::cuda::hopper_decode(),
                                       .groups = &kernels::cuda::hopper_groups(),
                                       .max_decode_rows = kernels::cuda::hopper_max_decode_rows,
-                                      .describe = kernels::cuda::describe_hopper_decode,
+                                      .describe = describe,
                                       .plans_jointly = true,
                                       .fp8_products = true};
   return kernels;

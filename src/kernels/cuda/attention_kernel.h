@@ -143,6 +143,9 @@ int32_t hopper_max_decode_rows(const AttentionSetup& setup);
 // For explain(): the tiles and clusters of decodes, in words. Empty if hopper_decode() does not
 // serve the layer.
 std::string describe_hopper_decode(const AttentionSetup& setup, const BatchLimits& limits);
+// For explain(): the form in which prompts are computed, in words. Empty if hopper_prefill() does
+// not serve the layer, or if the process has not all of its kernels yet.
+std::string describe_hopper_prefill(const AttentionSetup& setup, const BatchLimits& limits);
 // Attends to keys that requests share, with results in f32.
 const AttentionFamily& hopper_groups();
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <cstring>
 #include <filesystem>
 #include <mutex>
 #include <optional>
@@ -9,7 +8,6 @@
 #include "core/check.h"
 #include "fovea/kernel_pack.h"
 #include "fovea/thread_pool.h"
-#include "gpu/cubin.h"
 #include "kernels/cuda/family.h"
 #include "kernels/cuda/kernel_traits.h"
 
@@ -65,13 +63,10 @@ KernelListing describe(const Baked& baked, const KernelPack& pack) {
     listing.shared_bytes = kernel->resources.shared_bytes;
     listing.compile_seconds = kernel->seconds;
     listing.losses = kernel->resources.losses;
-    const auto bytes = gpu::cubin_variable(kernel->cubin, kernels::cuda::kTraitsSymbol);
-    if (bytes && bytes->size() == sizeof(kernels::cuda::Traits)) {
-      kernels::cuda::Traits traits;
-      std::memcpy(&traits, bytes->data(), sizeof(traits));
-      kernels::cuda::check_traits(traits, fmt::format("{}: {}", pack.path(), variant.name));
-      listing.threads = traits.threads;
-      listing.dynamic_shared_bytes = traits.shared_bytes;
+    const std::string name = fmt::format("{}: {}", pack.path(), variant.name);
+    if (const auto traits = kernels::cuda::read_traits(kernel->cubin, name)) {
+      listing.threads = traits->threads;
+      listing.dynamic_shared_bytes = traits->shared_bytes;
     }
     listing.blocks_per_sm = blocks_per_sm(listing);
   }

@@ -3,9 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
+#include <optional>
 #include <string_view>
 
 #include "core/check.h"
+#include "gpu/cubin.h"
 
 namespace fovea::kernels::cuda {
 
@@ -31,6 +34,17 @@ inline void check_traits(const Traits& traits, std::string_view kernel) {
   check("shared_bytes", traits.shared_bytes, 0, kMaxSharedBytes);
   check("row_tile", traits.row_tile, 0, kMaxTile);
   check("key_tile", traits.key_tile, 0, kMaxTile);
+}
+
+// Reads the traits from a cubin, without a GPU. Returns nullopt if it has none of this size. Throws
+// as check_traits(), which calls the cubin `kernel`.
+inline std::optional<Traits> read_traits(std::string_view cubin, std::string_view kernel) {
+  const auto bytes = gpu::cubin_variable(cubin, kTraitsSymbol);
+  if (!bytes || bytes->size() != sizeof(Traits)) return std::nullopt;
+  Traits traits;
+  std::memcpy(&traits, bytes->data(), sizeof(traits));
+  check_traits(traits, kernel);
+  return traits;
 }
 
 }  // namespace fovea::kernels::cuda

@@ -169,6 +169,24 @@ PrefillForm choose_prefill(const PrefillForms& forms, const BatchBounds& bounds,
   return in_pairs(forms, paired, chosen, bounds) ? paired : chosen;
 }
 
+std::string_view describe(PrefillForm form) {
+  switch (form) {
+    case PrefillForm::plain:
+    case PrefillForm::general:
+      return "single blocks";
+    case PrefillForm::few_plain:
+    case PrefillForm::few_general:
+    case PrefillForm::few_whole:
+      return "single blocks with row tiles of 64";
+    case PrefillForm::few_rows:
+      return "blocks for up to 8 rows";
+    case PrefillForm::pairs:
+    case PrefillForm::general_pairs:
+      return "pairs of blocks";
+  }
+  return {};
+}
+
 std::optional<size_t> choose_sharing(std::span<const SharingForm> forms, int32_t segment,
                                      int32_t tiles, const BatchBounds& bounds) {
   const int32_t keys = bounds.kv_len;

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string_view>
 
 #include "fovea/attention_spec.h"
 #include "fovea/dtype.h"
@@ -115,6 +116,9 @@ struct PrefillForms {
 // Chooses the form for a batch whose keys are not split. bounds.q_len: the batch's own bound, or
 // its tokens if it has none. q_len_known: the batch has a bound of its own.
 PrefillForm choose_prefill(const PrefillForms& forms, const BatchBounds& bounds, bool q_len_known);
+
+// Returns the form in words: "pairs of blocks".
+std::string_view describe(PrefillForm form);
 
 // Packed rows of a request up to which sm90/few_rows serves it.
 inline constexpr int32_t kMaxFewRows = 8;

@@ -69,7 +69,7 @@ size_t workspace_bytes(const AttentionSetup& setup, const BatchLimits& limits) {
 class HopperPrefill final : public AttentionKernel {
  public:
   HopperPrefill(const AttentionSetup& setup, const Variants& variants, gpu::KernelStore& store)
-      : setup_(setup), order_(variants.order, store) {
+      : setup_(setup), order_(variants.order, store), forms_(forms_of(setup)) {
     using enum hopper::PrefillForm;
     const auto load = [&](hopper::PrefillForm form, const auto& variant, int32_t row_tile) {
       if (variant) kernel(form).emplace(setup, *variant, row_tile, store);
@@ -168,11 +168,6 @@ class HopperPrefill final : public AttentionKernel {
     if (few_rows_) {
       forms_.key_tiles[static_cast<size_t>(hopper::PrefillForm::few_rows)] = few_rows_->key_tile();
     }
-    forms_.multiprocessors = setup_.multiprocessors;
-    forms_.heads_shift = params_.heads_shift;
-    forms_.sums_segments = sums_segments(setup_);
-    forms_.pairs_pass = pairs_pass(setup_);
-    forms_.latent_dims = setup_.spec.head_dim > 128;
   }
 
   Launch launch_of(hopper::PrefillForm form) const {

@@ -64,6 +64,15 @@ int32_t SplitKeys::max_decode_rows(const AttentionSetup& setup) {
   return hopper::max_decode_rows(stored(setup), splits_few_rows);
 }
 
+std::optional<int32_t> SplitKeys::row_tile(const AttentionSetup& setup,
+                                           const hopper::BatchBounds& bounds) {
+  std::vector<hopper::SplitForm> choices;
+  for (const FormVariants& form : find_forms(setup)) choices.push_back(form.choice);
+  const auto form = hopper::choose_split(choices, !cached(setup.spec), max_decode_rows(setup),
+                                         setup.multiprocessors, bounds);
+  return form ? std::optional(choices[*form].row_tile) : std::nullopt;
+}
+
 std::vector<gpu::KernelVariant> SplitKeys::variants(const AttentionSetup& setup) {
   std::vector<gpu::KernelVariant> all;
   for (const FormVariants& form : find_forms(setup)) {

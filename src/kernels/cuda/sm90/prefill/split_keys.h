@@ -37,6 +37,9 @@ class SplitKeys {
  public:
   // As hopper_max_decode_rows().
   static int32_t max_decode_rows(const AttentionSetup& setup);
+  // Returns the row tile of the blocks that split the keys of a batch; nothing: none do.
+  static std::optional<int32_t> row_tile(const AttentionSetup& setup,
+                                         const hopper::BatchBounds& bounds);
   // Returns the kernels that the constructor takes from the store; empty: the layer's keys are
   // never split.
   static std::vector<gpu::KernelVariant> variants(const AttentionSetup& setup);

@@ -79,6 +79,16 @@ std::optional<Variants> find_variants(const AttentionSetup& setup) {
   return found;
 }
 
+hopper::PrefillForms forms_of(const AttentionSetup& setup) {
+  hopper::PrefillForms forms;
+  forms.multiprocessors = setup.multiprocessors;
+  forms.heads_shift = heads_shift(setup.spec);
+  forms.sums_segments = sums_segments(setup);
+  forms.pairs_pass = pairs_pass(setup);
+  forms.latent_dims = setup.spec.head_dim > 128;
+  return forms;
+}
+
 std::optional<gpu::KernelVariant> find_parts(const AttentionSetup& setup, bool few) {
   const AttentionSpec& spec = setup.spec;
   const bool fills_tiles = 1 << heads_shift(spec) == spec.q_heads / spec.kv_heads;

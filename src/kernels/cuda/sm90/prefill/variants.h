@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "kernels/cuda/sm90/choose.h"
 #include "kernels/cuda/sm90/common/prefill_setup.h"
 
 namespace fovea::kernels::cuda::prefill {
@@ -29,6 +30,9 @@ struct Variants {
 std::optional<Variants> find_variants(const AttentionSetup& setup);
 // Returns all of them.
 std::vector<gpu::KernelVariant> variants(const AttentionSetup& setup);
+
+// Returns what the choice of a form needs to know of the layer. It has no kernels yet.
+hopper::PrefillForms forms_of(const AttentionSetup& setup);
 
 // Returns the baked variant that attends to parts of the keys of row tiles of 128 rows, or of 64
 // (`few`), if there is one. The layer's groups of q heads fill row tiles as those of portable/plan
