@@ -15,8 +15,8 @@ import sys
 import tokenize
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-FOLDERS = ["bench", "examples", "include", "src", "tests", "tools"]
-SUFFIXES = {".h", ".cc", ".cuh", ".py"}
+FOLDERS = ["bench", "examples", "include", "python", "src", "tests", "tools"]
+SUFFIXES = {".h", ".c", ".cc", ".cuh", ".py", ".pyi"}
 # These files quote what they forbid.
 EXEMPT = {"tools/check_comments.py", "tests/tools/check_comments_test.py"}
 
@@ -131,7 +131,7 @@ def text_errors(text):
 def errors_of(name, text):
     """Returns (line, error) for each violation in the file `name`."""
     errors = [*text_errors(text)]
-    if name.endswith(".py"):
+    if name.endswith((".py", ".pyi")):
         errors += comment_errors(name, python_comments(text))
     elif not name.endswith(".md"):
         errors += comment_errors(name, cpp_comments(text))

@@ -1,8 +1,9 @@
 """The compiled part of Fovea. Names and meanings are those of the C++ headers in include/fovea.
 
-Arrays are read through DLPack without a copy: numpy, torch, jax, cupy, and anything else with `__dlpack__`. numpy has no
-bf16 and no fp8: their bits come as uint16 and uint8. An array that is written must not be read-only. The last axis of every array is contiguous; other strides are free. Every
-misuse raises `Error` with the code "invalid_argument" and a message that names the argument, its value and the limit.
+Arrays are read through DLPack without a copy: numpy, torch, jax, cupy, and anything else with `__dlpack__`. numpy has
+no bf16 and no fp8: their bits come as uint16 and uint8. An array that is written must not be read-only. The last axis
+of every array is contiguous; other strides are free. Every misuse raises `Error` with the code "invalid_argument" and
+a message that names the argument, its value and the limit.
 
 Enumerations are accepted as enum members or as their names ("decoder", "nhd"), dtypes also by the usual spellings
 ("bf16", "bfloat16", "fp8_e4m3"). Devices are accepted as `Device` or as text: "cpu", "cuda", "cuda:1".

@@ -13,7 +13,7 @@ TOLERANCES = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
 @dataclass
 class Scores:
-    """What changes the scores of a request."""
+    """Changes of the scores of a request."""
 
     scale: float | None = None
     causal: bool = True

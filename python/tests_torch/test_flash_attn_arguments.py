@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What fovea.compat.flash_attn refuses, and the text that says so."""
+"""Arguments that fovea.compat.flash_attn refuses, and the text that says so."""
 
 from __future__ import annotations
 

@@ -5,12 +5,11 @@ import sys
 import threading
 import weakref
 
+import fovea
 import pytest
 import torch
-from torch_reference import paged_requests
-
-import fovea
 from fovea.torch import BackendCache, backend_cache
+from torch_reference import paged_requests
 
 SPEC = fovea.AttentionSpec(q_heads=4, kv_heads=2, head_dim=64)
 CACHE = fovea.KvCacheSpec(kv_heads=2, head_dim=64, page_size=4)
@@ -75,7 +74,7 @@ def test_backends_share_one_workspace_which_grows():
     assert all(entry.workspace is large for entry in cache._entries.values())
 
 
-def test_the_least_recently_used_backend_goes_first():
+def test_the_backend_that_was_unused_longest_goes_first():
     cache = BackendCache(capacity=2)
     layers = [[new_layer()] for _ in range(3)]
     backends = [cache.backend_for(SPEC, CACHE, layer, limits()) for layer in layers[:2]]

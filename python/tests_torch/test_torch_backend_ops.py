@@ -2,12 +2,11 @@
 
 import gc
 
+import fovea
 import pytest
 import torch
-from torch_reference import paged_requests, tolerance
-
-import fovea
 from fovea.torch import BackendCache, BackendOps
+from torch_reference import paged_requests, tolerance
 
 LIMITS = fovea.BatchLimits(max_requests=4, max_tokens=16, max_q_len=8, max_kv_len=64)
 

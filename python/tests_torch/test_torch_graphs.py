@@ -2,10 +2,9 @@
 
 import random
 
+import fovea
 import pytest
 import torch
-
-import fovea
 from fovea.torch import BackendCache, BackendOps, default_cache, paged_attention, write_kv
 
 pytestmark = pytest.mark.gpu

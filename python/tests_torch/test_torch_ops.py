@@ -2,13 +2,12 @@
 
 import itertools
 
-import pytest
-import torch
-from torch_reference import attend, paged_requests, tolerance
-
 import fovea
 import fovea.torch
+import pytest
+import torch
 from fovea.torch import merge_states, paged_attention, varlen_attention, write_kv
+from torch_reference import attend, paged_requests, tolerance
 
 SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625])
 SINKS = torch.tensor([0.5, -1.0, 2.0, 0.0])

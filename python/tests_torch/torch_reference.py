@@ -44,7 +44,7 @@ class PagedRequests:
     q_lens: list[int]
     kv_lens: list[int]
     q: torch.Tensor
-    keys: list[torch.Tensor]  # of each request, [kv_len, kv_heads, dim]
+    keys: list[torch.Tensor]  # a request each, [kv_len, kv_heads, dim]
     values: list[torch.Tensor]
     k_cache: torch.Tensor
     v_cache: torch.Tensor

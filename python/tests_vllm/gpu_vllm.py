@@ -20,7 +20,7 @@ from typing import Any
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 POINTS = [(1, 1024), (1, 16384), (8, 4096), (32, 4096), (64, 4096), (128, 1024)]  # requests, tokens of a prompt
 NEW_TOKENS = 64
-NEAR_TIE = 1e-2  # of two logprobs
+NEAR_TIE = 1e-2  # difference of two logprobs
 
 
 def _prompts(chance: random.Random, lengths: list[int], vocabulary: int) -> list[dict[str, list[int]]]:

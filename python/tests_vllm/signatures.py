@@ -12,7 +12,7 @@ from pathlib import Path
 _BACKEND = "vllm/v1/attention/backend.py"
 _ATTENTION = "vllm/model_executor/layers/attention"
 
-# What the plug-in subclasses, overrides, calls or reads: classes with their methods and fields, and functions.
+# The plug-in subclasses, overrides, calls or reads these: classes with their methods and fields, and functions.
 _CLASSES = {
     _BACKEND: {
         "AttentionType": (),

@@ -16,7 +16,7 @@ _OPTIONS = {
     "max_num_seqs": 4,
     "num_gpu_blocks_override": 26,
 }
-_NEAR_TIE = 0.05  # of two logprobs, in bf16
+_NEAR_TIE = 0.05  # difference of two logprobs, in bf16
 
 
 @pytest.fixture(scope="module")

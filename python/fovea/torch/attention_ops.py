@@ -4,8 +4,8 @@ import torch
 
 import fovea
 from fovea.torch.backend_cache import default_cache
-from fovea.torch.library import define, refuse_gradients
 from fovea.torch.lasting import consecutive
+from fovea.torch.library import define, refuse_gradients
 from fovea.torch.specs import attention_spec, batch_limits, cache_spec
 
 

@@ -7,8 +7,8 @@ import torch
 import fovea
 from fovea.torch.backend_cache import default_cache
 from fovea.torch.dtypes import device_name, dtype_name
-from fovea.torch.library import define, refuse_gradients
 from fovea.torch.lasting import consecutive, span
+from fovea.torch.library import define, refuse_gradients
 from fovea.torch.specs import attention_spec, batch_limits, cache_spec
 
 _PLAIN_SCORES = (0.0, 0.0, False, False)

@@ -140,7 +140,7 @@ COMMON = (
     Text("modeling_utils.py", "ALL_ATTENTION_FUNCTIONS: AttentionInterface = AttentionInterface()"),
     Text("masking_utils.py", "ALL_MASK_ATTENTION_FUNCTIONS: AttentionMaskInterface = AttentionMaskInterface()"),
 )
-"""What every adapter relies on."""
+"""The parts of transformers that every adapter relies on."""
 
 
 def differences(sources: Sources, clauses: tuple[Clause, ...]) -> list[str]:

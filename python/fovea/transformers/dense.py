@@ -17,7 +17,7 @@ _MAX_STAGED = 64
 
 @dataclass(frozen=True)
 class Layer:
-    """What a layer asks of attention beside its tensors."""
+    """The settings of a layer's attention, without its tensors."""
 
     scaling: float | None
     window: int

@@ -39,8 +39,8 @@ class Metadata(AttentionMetadata):
     """
 
     builder: "MetadataBuilder"
-    scope: str  # of Fovea: "decoder", "cross" or "encoder"
-    mode: str  # of Fovea
+    scope: str  # a name of AttentionScope: "decoder", "cross" or "encoder"
+    mode: str  # a name of ForwardMode
     num_actual_tokens: int  # padding of CUDA graphs included
     num_reqs: int
     max_query_len: int

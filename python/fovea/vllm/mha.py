@@ -26,7 +26,7 @@ _SCOPES = {
 
 
 class MhaBackend(MhaCache, AttentionBackend):
-    """What vLLM asks before it makes layers. MhaCache is the part that differs between versions of vLLM."""
+    """Answers vLLM's questions before it makes layers. MhaCache is the part that differs between versions of vLLM."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
     # forward() stores keys and values itself, in the same launch where it can.

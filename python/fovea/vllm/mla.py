@@ -40,7 +40,7 @@ class MlaMetadataBuilder(MetadataBuilder):
 
 
 class MlaBackend(MlaCache, AttentionBackend):
-    """What vLLM asks before it makes MLA layers."""
+    """Answers vLLM's questions before it makes MLA layers."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16]
     forward_includes_kv_cache_update = True

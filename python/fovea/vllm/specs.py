@@ -133,10 +133,10 @@ def _relevant(lines: Iterable[str]) -> list[str]:
             rejections[name] = []
         elif line.startswith("  ") and name:
             rejections[name].append(line.strip())
-    foreign = ("device:", "kind:", "kv_layout:", "not_built:")
+    elsewhere = ("device:", "kind:", "kv_layout:", "not_built:")
     fitting = {
         name: texts
         for name, texts in rejections.items()
-        if texts and not any(text.startswith(foreign) for text in texts)
+        if texts and not any(text.startswith(elsewhere) for text in texts)
     }
     return [f"Fovea's {name}: {text}" for name, texts in fitting.items() for text in texts] or everything

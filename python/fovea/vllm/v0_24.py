@@ -1,4 +1,4 @@
-"""What is particular to vLLM 0.24: a backend names the shape of its cache and the order of axes in memory."""
+"""The parts that only vLLM 0.24 has: a backend names the shape of its cache and the order of axes in memory."""
 
 import torch
 

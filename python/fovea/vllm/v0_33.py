@@ -1,5 +1,5 @@
-"""What is particular to vLLM 0.33 (since 0.29): every layer's cache is a view [blocks, heads, tokens, content], in any
-order in memory. A row of content holds K, then V."""
+"""The parts that only vLLM 0.33 has (since 0.29): every layer's cache is a view [blocks, heads, tokens, content], in
+any order in memory. A row of content holds K, then V."""
 
 import torch
 

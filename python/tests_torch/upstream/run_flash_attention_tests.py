@@ -79,7 +79,7 @@ def _print_report(suite: str, report: dict) -> None:
         (r["outcome"], r["function"], r["reason"]) for r in report["results"] if r["outcome"] != "passed"
     )
     print("\n| tests | outcome | function | reason |\n| ---: | --- | --- | --- |")
-    for (outcome, function, reason), count in reasons.most_common():
+    for (outcome, function, reason), count in sorted(reasons.items(), key=lambda item: -item[1]):
         print(f"| {count} | {outcome} | {function} | {reason} |")
 
 

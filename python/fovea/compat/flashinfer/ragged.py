@@ -16,7 +16,7 @@ from fovea.compat.flashinfer.attention import Call, Heads, Pass, run_attention
 
 Output = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
-_PAGE_SIZES = (64, 16)  # of tensors that hold one request
+_PAGE_SIZES = (64, 16)  # for tensors that hold one request
 
 
 def as_nhd(tensor: torch.Tensor, kv_layout: str) -> torch.Tensor:
