@@ -97,6 +97,19 @@ def test_plan_does_not_wait(case: tuple[list[int], Callable[[Device], Any], Scor
     batch.check(out, lse, scores)
 
 
+@pytest.mark.parametrize("option", [{"disable_split_kv": True}, {"fixed_split_size": 2048}], ids=str)
+def test_rows_do_not_depend_on_the_batch(option: dict[str, Any]) -> None:
+    batch = Device([100, 33, 200], [1, 1, 1])
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(batch.workspace)
+    results = []
+    for count in (3, 2):
+        lists = (batch.indptr[: count + 1], batch.pages, batch.last[:count])
+        wrapper.plan(*lists, HEADS, KV_HEADS, DIM, PAGE, q_data_type=DTYPE, max_kv_len=512, **option)
+        results.append(wrapper.run(batch.q[:count], batch.cache, return_lse=True))
+    for whole, part in zip(*results, strict=True):
+        assert torch.equal(whole[:2], part)
+
+
 @pytest.mark.parametrize("case", RUNS.values(), ids=RUNS.keys())
 def test_one_graph_of_plan_and_run(case: tuple[list[int], Callable[[Device], Any], Scores]) -> None:
     """Replays see the lengths, pages and keys that the arrays hold at their time."""

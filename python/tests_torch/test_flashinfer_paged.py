@@ -192,7 +192,8 @@ def test_window_and_custom_mask() -> None:
     assert wrapper.run(q, paged.cache).equal(out)
 
 
-def test_multi_item_scoring() -> None:
+@pytest.mark.parametrize("as_scalar", [False, True])
+def test_multi_item_scoring(as_scalar: bool) -> None:
     """Items see the prefix and themselves; position 0 of an item is its delimiter."""
     items = [0, 1, 2, 0, 1, 2, 3, 0]
     prefix, q_len = 9, 8
@@ -204,7 +205,7 @@ def test_multi_item_scoring() -> None:
         causal=True,
         q_data_type="float32",
         kv_data_type="float32",
-        prefix_len_ptr=torch.tensor([prefix], dtype=torch.uint32),
+        prefix_len_ptr=torch.tensor(prefix if as_scalar else [prefix], dtype=torch.uint32),
         token_pos_in_items_ptr=torch.tensor(items, dtype=torch.uint16),
         token_pos_in_items_len=20,
     )  # fmt: skip

@@ -151,7 +151,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
             logits_soft_cap=logits_soft_cap or 0.0,
             sm_scale=sm_scale,
             has_alibi=position_encoding(pos_encoding_mode),
-            batch_invariant=fixed_split_size is not None,
+            batch_invariant=disable_split_kv or fixed_split_size is not None,
         )  # fmt: skip
         self._has_token_scales = use_token_head_sf
         self._q_len = q_len_per_req

@@ -199,7 +199,7 @@ def add_custom_mask(
 
 
 def add_items(batch: Pass, prefix_lens: torch.Tensor, token_pos: torch.Tensor, stride: int) -> None:
-    """Adds multi-item scoring to a pass: prefix_lens uint32 [requests], token_pos uint16 [requests * stride].
+    """Adds multi-item scoring to a pass: prefix_lens uint32 [requests] or a scalar for one request, token_pos uint16 [requests * stride].
 
     The last row of token_pos may be shorter than stride.
     """
@@ -211,7 +211,7 @@ def add_items(batch: Pass, prefix_lens: torch.Tensor, token_pos: torch.Tensor, s
     rows = torch.nn.functional.pad(rows, (0, missing))
     batch.mask_kind = "multi_item"
     batch.mask = {
-        "item_prefix_lens": prefix_lens.to(device, non_blocking=True).contiguous(),
+        "item_prefix_lens": prefix_lens.to(device, non_blocking=True).reshape(-1),
         "item_token_pos": rows.view(batch.requests, stride),
     }
 

@@ -114,7 +114,7 @@ class BatchPrefillWithRaggedKVCacheWrapper:
             logits_soft_cap=logits_soft_cap or 0.0,
             sm_scale=sm_scale,
             has_alibi=position_encoding(pos_encoding_mode),
-            batch_invariant=fixed_split_size is not None,
+            batch_invariant=disable_split_kv or fixed_split_size is not None,
         )  # fmt: skip
         is_same = qo_indptr.data_ptr() == kv_indptr.data_ptr() and qo_indptr.shape == kv_indptr.shape
         q_source = qo_indptr if qo_indptr_cpu is None else qo_indptr_cpu
