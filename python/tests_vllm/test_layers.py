@@ -309,3 +309,7 @@ def test_captured_passes_serve_every_later_pass(config, mode, expected):
     metadata = builder.build_for_cudagraph_capture(Pass([Request(1, 1)] * 4).common())
     assert (metadata.mode, metadata.max_query_len) == expected
     assert metadata.host_q_lens is None
+
+
+def test_threads_are_as_many_as_torch_has():
+    assert layer_group._threads("cpu").size == torch.get_num_threads()

@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +24,14 @@ def select(
     spec: fovea.AttentionSpec, cache: fovea.KvCacheSpec | None, limits: fovea.BatchLimits, device: torch.device
 ) -> fovea.Selection:
     """Selects the backend of a group. Raises fovea.Error "unsupported" with every reason if there is none."""
-    return fovea.select(spec, cache, limits=limits, device=device_name(device), backend=wish())
+    name = device_name(device)
+    return fovea.select(spec, cache, limits=limits, device=name, threads=_threads(name), backend=wish())
+
+
+@lru_cache
+def _threads(device: str) -> fovea.ThreadPool | None:
+    """Returns as many threads as torch has: vLLM chooses their number on a CPU."""
+    return fovea.ThreadPool(torch.get_num_threads()) if device == "cpu" else None
 
 
 def take_workspace(
