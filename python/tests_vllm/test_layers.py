@@ -312,4 +312,10 @@ def test_captured_passes_serve_every_later_pass(config, mode, expected):
 
 
 def test_threads_are_as_many_as_torch_has():
-    assert layer_group._threads("cpu").size == torch.get_num_threads()
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            assert layer_group._threads("cpu").size == count
+    finally:
+        torch.set_num_threads(threads)

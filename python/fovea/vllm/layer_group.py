@@ -28,10 +28,14 @@ def select(
     return fovea.select(spec, cache, limits=limits, device=name, threads=_threads(name), backend=wish())
 
 
-@lru_cache
 def _threads(device: str) -> fovea.ThreadPool | None:
-    """Returns as many threads as torch has: vLLM chooses their number on a CPU."""
-    return fovea.ThreadPool(torch.get_num_threads()) if device == "cpu" else None
+    """Returns as many threads as torch has now: vLLM chooses their number on a CPU."""
+    return _pool(torch.get_num_threads()) if device == "cpu" else None
+
+
+@lru_cache
+def _pool(threads: int) -> fovea.ThreadPool:
+    return fovea.ThreadPool(threads)
 
 
 def take_workspace(
