@@ -28,7 +28,7 @@ def test_supported_versions(version):
 
 
 def test_further_versions():
-    """Names changes of versions whose sources are next to the supported ones, so that a release is read before its use."""
+    """Names changes of versions whose sources are next to the supported ones: read a release before you use it."""
     newest = _contract(max(VERSIONS, key=lambda version: tuple(map(int, version.split(".")))))
     changes = []
     for folder in sorted(SOURCES.glob("*")) if SOURCES.exists() else []:

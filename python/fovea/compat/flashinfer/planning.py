@@ -199,9 +199,9 @@ def add_custom_mask(
 
 
 def add_items(batch: Pass, prefix_lens: torch.Tensor, token_pos: torch.Tensor, stride: int) -> None:
-    """Adds multi-item scoring to a pass: prefix_lens uint32 [requests] or a scalar for one request, token_pos uint16 [requests * stride].
+    """Adds multi-item scoring to a pass: prefix_lens uint32 [requests], token_pos uint16 [requests * stride].
 
-    The last row of token_pos may be shorter than stride.
+    The last row of token_pos may be shorter than stride. prefix_lens of one request may be a scalar.
     """
     device = batch.kv_lens.device
     rows = token_pos.to(device, non_blocking=True).reshape(-1).view(torch.int16)
