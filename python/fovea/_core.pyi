@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The compiled part of Fovea. Names and meanings are those of the C++ headers in include/fovea.
 
 Arrays are read through DLPack without a copy: numpy, torch, jax, cupy, and anything else with `__dlpack__`. numpy has

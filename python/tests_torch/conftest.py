@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Markers of the torch tests: those marked gpu are skipped without a GPU."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tokens per second of continuous batching on a GPU: Fovea, sdpa and FlashAttention-3.
 
     python3 python/tests_torch/gpu_transformers_bench.py [--fa3 _vllm_fa3_C.abi3.so[.xz]]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The life of cached backends: what they are found by, how they grow, and when they go."""
 
 import gc

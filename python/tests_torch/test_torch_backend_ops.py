@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """plan() and forward() as ops: the results of the backend itself, in eager and compiled models."""
 
 import gc

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CUDA graphs: replays with other contents give the bits of eager passes; a capture never grows a limit."""
 
 import random

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The functional ops against torch in fp64, in opcheck and in torch.compile."""
 
 import itertools

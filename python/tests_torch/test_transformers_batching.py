@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Continuous batching of transformers: Fovea's tokens equal those of sdpa or eager, in fp32 on the CPU."""
 
 import pytest

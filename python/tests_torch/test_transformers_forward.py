@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ordinary forward passes and generate() of transformers with Fovea, in fp32 on the CPU."""
 
 import pytest

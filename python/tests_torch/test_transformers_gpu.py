@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Continuous batching and generate() of transformers on a GPU, in bf16 with CUDA graphs."""
 
 import pytest

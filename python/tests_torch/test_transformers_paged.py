@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Passes over a paged cache as transformers describes them, with padding and block tables, against torch in fp64."""
 
 import pytest

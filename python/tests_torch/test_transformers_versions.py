@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The sources of transformers that the adapters rely on, read from wheels of several versions."""
 
 import os

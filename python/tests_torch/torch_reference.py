@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention in fp64 by torch, and batches of random requests in a paged cache."""
 
 from dataclasses import dataclass, field

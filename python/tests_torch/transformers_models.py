@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models, prompts and generation for the tests of fovea.transformers."""
 
 import os

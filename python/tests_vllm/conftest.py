@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Settings of the vLLM tests. They come before the first import of vLLM."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Real engines of vLLM on a CPU, with vLLM's own attention or with Fovea's in its place."""
 
 import gc

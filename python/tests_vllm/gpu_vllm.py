@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Times decode steps of vLLM on a GPU with one attention backend, and writes greedy tokens for a comparison.
 
     python3 gpu_vllm.py run FLASH_ATTN MODEL_FOLDER flash_attn.json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Layers of the plug-in outside of an engine, and the attention that they must compute."""
 
 from dataclasses import dataclass

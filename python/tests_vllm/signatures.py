@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads the signatures that the plug-in relies on out of vLLM's sources, without importing them.
 
 python3 python/tests_vllm/signatures.py WHEEL_OR_FOLDER > python/tests_vllm/contract/0.33.0.json

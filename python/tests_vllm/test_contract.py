@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The signatures that the plug-in relies on are those of the supported versions of vLLM. No vLLM is imported."""
 
 import ast

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The real engine generates with Fovea what it generates with its own attention."""
 
 import random

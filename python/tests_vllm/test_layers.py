@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Layers of the plug-in compute attention over caches laid out as vLLM hands them over."""
 
 import gc

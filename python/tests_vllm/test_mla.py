@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """MLA layers of the plug-in. vLLM refuses MLA on a CPU, so no engine runs here."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vLLM's question whether a configuration is served is answered with Fovea's reasons."""
 
 import importlib

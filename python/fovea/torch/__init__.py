@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fovea for torch: backends over torch tensors, and attention as torch ops.
 
     import torch

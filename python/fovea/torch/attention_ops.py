@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention over packed sequences and over paged caches, as torch ops without side effects."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Backends over caches that torch tensors hold, created when they are first needed and used again afterwards."""
 
 import threading

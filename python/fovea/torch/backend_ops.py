@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """plan() and forward() of a backend as torch ops, for models that plan a pass once and run many layers."""
 
 import itertools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stores in paged caches and merges of attention states, as torch ops."""
 
 from functools import lru_cache

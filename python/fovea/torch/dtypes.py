@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Names of element types and devices in torch and in Fovea."""
 
 import torch

@@ -1,10 +1,13 @@
-"""Small arrays and workspaces that outlive the call that made them."""
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays, workspaces and pools of threads that outlive the call that made them."""
 
 import threading
 from collections.abc import Callable
+from functools import cache
 
 import torch
 
+import fovea
 from fovea.torch.dtypes import indexed_device
 
 # Earlier, shorter arrays stay, because captured graphs hold their addresses.
@@ -17,6 +20,16 @@ def current_stream(device: torch.device) -> tuple[int, bool]:
     if device.type != "cuda":
         return 0, False
     return torch._C._cuda_getCurrentRawStream(device.index), torch.cuda.is_current_stream_capturing()
+
+
+def thread_pool() -> fovea.ThreadPool:
+    """Returns a pool of as many threads as torch has now, the same for equal numbers."""
+    return _pool(torch.get_num_threads())
+
+
+@cache
+def _pool(threads: int) -> fovea.ThreadPool:
+    return fovea.ThreadPool(threads)
 
 
 def allocate(make: Callable[[], torch.Tensor], device: torch.device) -> torch.Tensor:

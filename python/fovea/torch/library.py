@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The library of torch ops named fovea."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Specs of the functional ops. They are immutable, so equal arguments share one."""
 
 from functools import lru_cache

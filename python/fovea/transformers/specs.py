@@ -1,23 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Specs of layers, from the tensors that transformers passes, and backends and staging memory for them."""
 
-from functools import cache
-
 import torch
 
 import fovea
 from fovea.torch import BackendCache, dtype_name
-from fovea.torch.lasting import allocate
+from fovea.torch.lasting import allocate, thread_pool
 
 
 def new_backends(device: torch.device) -> BackendCache:
     """Returns a cache of backends that use as many threads of a CPU as torch does now."""
-    return BackendCache(threads=_thread_pool(torch.get_num_threads()) if device.type == "cpu" else None)
-
-
-@cache
-def _thread_pool(threads: int) -> fovea.ThreadPool:
-    return fovea.ThreadPool(threads)
+    return BackendCache(threads=thread_pool() if device.type == "cpu" else None)
 
 
 def staging(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:

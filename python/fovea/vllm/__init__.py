@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fovea as an attention backend of vLLM.
 
 `pip install fovea` is enough: vLLM finds register() by the entry point group `vllm.general_plugins` and calls it in

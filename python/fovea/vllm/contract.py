@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Chooses the file that fits the installed version of vLLM."""
 
 import warnings

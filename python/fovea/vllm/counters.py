@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Counts of what ran in Fovea, for tests and for logs."""
 
 from dataclasses import dataclass

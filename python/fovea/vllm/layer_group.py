@@ -1,14 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
 """Layers of vLLM that share one Fovea backend."""
 
 import weakref
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 import fovea
 from fovea.torch import device_name
+from fovea.torch.lasting import thread_pool
 from fovea.vllm.counters import counters
 from fovea.vllm.specs import wish
 
@@ -30,12 +31,7 @@ def select(
 
 def _threads(device: str) -> fovea.ThreadPool | None:
     """Returns as many threads as torch has now: vLLM chooses their number on a CPU."""
-    return _pool(torch.get_num_threads()) if device == "cpu" else None
-
-
-@lru_cache
-def _pool(threads: int) -> fovea.ThreadPool:
-    return fovea.ThreadPool(threads)
+    return thread_pool() if device == "cpu" else None
 
 
 def take_workspace(

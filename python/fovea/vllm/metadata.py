@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The metadata of one pass, and the builder that vLLM calls for it."""
 
 import copy

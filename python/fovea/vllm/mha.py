@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention with heads of keys and values (MHA, GQA, MQA) in Fovea."""
 
 from typing import Any, ClassVar

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Multi-head latent attention (MLA) in Fovea.
 
 vLLM's layer splits a pass into decodes, whose queries it absorbs itself, and prompts, whose keys it up-projects itself.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The entry point of vLLM's plug-in group `vllm.general_plugins`.
 
 This module is imported in every process that imports vLLM's plug-ins, so it imports neither torch nor Fovea's compiled

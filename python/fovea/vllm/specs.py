@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Translates the settings of vLLM's layers into Fovea's specs, and Fovea's reasons into vLLM's lists."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The parts that only vLLM 0.24 has: a backend names the shape of its cache and the order of axes in memory."""
 
 import torch

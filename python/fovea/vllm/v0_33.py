@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The parts that only vLLM 0.33 has (since 0.29): every layer's cache is a view [blocks, heads, tokens, content], in
 any order in memory. A row of content holds K, then V."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Answers vLLM's question whether Fovea serves a configuration, with Fovea's reasons."""
 
 from collections.abc import Mapping
