@@ -64,7 +64,14 @@ struct EngineOptions {
   int64_t workspace_budget = BatchLimits{}.workspace_budget;
 };
 
-// Temperature, min_p, top_k and top_p apply in this order, each to the tokens that the previous one
+struct TokenBias {
+  int32_t token = 0;
+  float bias = 0;
+};
+
+// Logits are changed first: by logit_bias, the penalties in the order of their fields, and
+// min_tokens. On a GPU, requests that change logits draw their tokens on the host. Temperature,
+// min_p, top_k and top_p follow in this order, each applied to the tokens that the previous one
 // kept. A draw depends on the seed, the token's position and the request's own logits only.
 struct SamplingParams {
   int32_t max_new_tokens = 64;  // at least 1; the context may end a request earlier
@@ -73,6 +80,13 @@ struct SamplingParams {
   float top_p = 1;              // in (0, 1]
   float min_p = 0;              // in [0, 1], relative to the most likely token
   uint64_t seed = 0;
+  std::vector<TokenBias> logit_bias = {};  // up to 1024; values in [-100, 100], added to logits
+  // In [0.01, 100]; 1: off. Positive logits of tokens in the prompt or the output are divided by
+  // it, negative ones multiplied.
+  float repetition_penalty = 1;
+  float frequency_penalty = 0;  // in [-2, 2]; times a token's number in the output
+  float presence_penalty = 0;   // in [-2, 2]; for every token in the output
+  int32_t min_tokens = 0;       // in [0, max_new_tokens]; before them no end or stop token is drawn
   // Generation ends at any of these texts, which are not part of the output: up to 64 strings of 1
   // to 1024 bytes of UTF-8. They can also match the text of special tokens.
   std::vector<std::string> stop = {};
@@ -112,6 +126,8 @@ struct TokenEvent {
   int32_t cached_tokens = 0;  // prompt tokens served by the prefix cache
   // [prompt_tokens], first 0; with SamplingParams::prompt_logprobs. Empty if there was no token.
   std::vector<float> prompt_logprobs;
+  // [prompt_tokens], first empty; with prompt_logprobs and logprobs > 0: the most likely tokens.
+  std::vector<std::vector<TokenLogprob>> prompt_top;
 };
 
 struct GenerateRequest {
@@ -220,6 +236,8 @@ class Engine {
   // Queues a request and returns its id; ids count up from 1. Throws Error{invalid_argument} naming
   // the field, its value and the limit, such as a prompt longer than the context.
   virtual int64_t add(const GenerateRequest& request) = 0;
+  // Throws as add() does, and queues nothing. Thread-safe, also while step() runs.
+  virtual void check(const GenerateRequest& request) const = 0;
   // Ends a request. Its final event carries any text withheld for stop strings. Unknown and
   // finished ids are ignored.
   virtual void cancel(int64_t request) = 0;
@@ -250,7 +268,10 @@ class Engine {
   // its own and reuses no cached prefix.
   virtual std::vector<float> logits(std::span<const int32_t> tokens) = 0;
 
+  // The functions from here to vocabulary() are thread-safe, also while step() runs.
   virtual std::vector<int32_t> encode(std::string_view text) const = 0;
+  // Encodes without the special tokens that encode() adds around a text.
+  virtual std::vector<int32_t> encode_bare(std::string_view text) const = 0;
   // Encodes the prompt in the chat format of the checkpoint, up to the beginning of the answer. The
   // format is recognised from the checkpoint's chat template: ChatML, Llama 3, Mistral ([INST]) or
   // Gemma. Special tokens in the prompt's own text are recognised, too. Throws Error{unsupported}
@@ -259,6 +280,10 @@ class Engine {
   virtual std::vector<int32_t> encode_chat(const ChatPrompt& prompt) const = 0;
   // Special tokens and ids outside the vocabulary have no text.
   virtual std::string decode(std::span<const int32_t> tokens) const = 0;
+  // Returns the bytes of one token, which need not be whole characters; of special tokens their
+  // text. Ids outside the vocabulary have none.
+  virtual std::string token_bytes(int32_t token) const = 0;
+  virtual std::span<const int32_t> end_tokens() const = 0;  // end generation; may be empty
   virtual int32_t vocabulary() const = 0;
   virtual int32_t max_context() const = 0;
   // Returns the context that the options or the model ask for; larger than max_context() if the KV

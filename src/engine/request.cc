@@ -12,6 +12,10 @@ constexpr int32_t kMaxLogprobs = 20;  // bounds the size of what the engine retu
 constexpr size_t kMaxStopStrings = 64;
 constexpr size_t kMaxStopBytes = 1024;
 constexpr size_t kMaxStopTokens = 1024;
+constexpr size_t kMaxBiases = 1024;
+constexpr float kMaxBias = 100;
+constexpr float kMaxPenalty = 2;
+constexpr float kMinRepetition = 0.01f, kMaxRepetition = 100;
 
 bool is_utf8(const std::string& text) {
   Utf8Stream stream;
@@ -36,6 +40,27 @@ void check_stops(const SamplingParams& params, int32_t vocabulary) {
   }
 }
 
+void check_within(const char* name, float value, float low, float high) {
+  check_argument(value >= low && value <= high, "{} is {}, must be in [{}, {}]", name, value, low,
+                 high);
+}
+
+void check_logit_changes(const SamplingParams& params, int32_t vocabulary) {
+  check_argument(params.logit_bias.size() <= kMaxBiases, "logit_bias has {} tokens, at most {}",
+                 params.logit_bias.size(), kMaxBiases);
+  for (const auto& [token, bias] : params.logit_bias) {
+    check_argument(token >= 0 && token < vocabulary,
+                   "logit_bias contains token {}, must be in [0, {})", token, vocabulary);
+    check_within("a bias of logit_bias", bias, -kMaxBias, kMaxBias);
+  }
+  check_within("repetition_penalty", params.repetition_penalty, kMinRepetition, kMaxRepetition);
+  check_within("frequency_penalty", params.frequency_penalty, -kMaxPenalty, kMaxPenalty);
+  check_within("presence_penalty", params.presence_penalty, -kMaxPenalty, kMaxPenalty);
+  check_argument(params.min_tokens >= 0 && params.min_tokens <= params.max_new_tokens,
+                 "min_tokens is {}, must be in [0, {}], the max_new_tokens", params.min_tokens,
+                 params.max_new_tokens);
+}
+
 }  // namespace
 
 // NaN fails every comparison, so each check states the condition that must hold.
@@ -51,6 +76,7 @@ void check_sampling_params(const SamplingParams& params, int32_t vocabulary) {
                  params.min_p);
   check_argument(params.logprobs >= -1 && params.logprobs <= kMaxLogprobs,
                  "logprobs is {}, must be -1 (off) or in [0, {}]", params.logprobs, kMaxLogprobs);
+  check_logit_changes(params, vocabulary);
   check_stops(params, vocabulary);
 }
 

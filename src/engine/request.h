@@ -6,9 +6,11 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/cache_set.h"
+#include "engine/logit_changes.h"
 #include "engine/stop_matcher.h"
 #include "fovea/engine.h"
 #include "tokenizer/tokenizer.h"
@@ -24,16 +26,26 @@ struct Request {
   int32_t computed = 0;  // tokens already in the caches
   CacheLease lease;
   int32_t retried_at = -1;  // value of `computed` when the request last ran out of memory alone
-  std::optional<int32_t> cached_tokens;   // cached prompt tokens at the first admission
-  std::vector<float> prompt_logprobs;     // [prompt_tokens], set if sampling.prompt_logprobs
-  std::optional<TokenStream> characters;  // unset if the engine has no tokenizer
+  std::optional<int32_t> cached_tokens;  // cached prompt tokens at the first admission
+  std::vector<float> prompt_logprobs;    // [prompt_tokens], set if sampling.prompt_logprobs
+  std::vector<std::vector<TokenLogprob>> prompt_top;  // likewise, if sampling.logprobs > 0
+  std::optional<TokenStream> characters;              // unset if the engine has no tokenizer
   StopMatcher stops{{}};
 
   int32_t length() const { return static_cast<int32_t>(tokens.size()); }
   int32_t generated() const { return length() - prompt_tokens; }
+  std::pair<std::span<const int32_t>, std::span<const int32_t>> parts() const {
+    const std::span<const int32_t> all = tokens;
+    const auto prompt = static_cast<size_t>(prompt_tokens);
+    return {all.first(prompt), all.subspan(prompt)};
+  }
   int32_t remaining() const { return length() - computed; }
   // Returns true if the first pass over the prompt also scores its tokens.
   bool scores_prompt() const { return sampling.prompt_logprobs && generated() == 0; }
+  // Returns true if the next token must be drawn on the host.
+  bool draws_on_host() const {
+    return scores_prompt() || sampling.logprobs >= 0 || changes_logits(sampling, generated());
+  }
   // Returns the text withheld so far: incomplete characters, and beginnings of stop strings.
   std::string held_text() {
     std::string text;

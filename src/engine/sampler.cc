@@ -58,23 +58,38 @@ double uniform_at(uint64_t seed, uint64_t position) {
   return static_cast<double>(bits >> 11) * 0x1p-53;
 }
 
-Sampler::Sampler(int32_t vocabulary) {
+Sampler::Sampler(int32_t vocabulary) : changes_(vocabulary) {
   candidates_.reserve(static_cast<size_t>(vocabulary));
   order_.reserve(static_cast<size_t>(vocabulary));
 }
 
 SampledToken Sampler::sample(std::span<const float> logits, const SamplingParams& params,
                              uint64_t position) {
-  const int32_t best = find_largest(logits);
-  const float largest = logits[static_cast<size_t>(best)];
-  SampledToken sampled;
-  sampled.token = params.temperature == 0 ? best : draw(logits, largest, params, position);
-  if (params.logprobs >= 0) {
-    const double normaliser = log_sum_exp(logits, largest);
-    sampled.logprob = static_cast<float>(logits[static_cast<size_t>(sampled.token)] - normaliser);
-    sampled.top = most_likely(logits, normaliser, params.logprobs);
+  const int32_t token = choose(logits, params, position);
+  return params.logprobs >= 0 ? score(logits, token, params.logprobs) : SampledToken{token};
+}
+
+SampledToken Sampler::sample(std::span<const float> logits, const SamplingParams& params,
+                             const TokenHistory& history) {
+  const uint64_t position = history.prompt.size() + history.output.size();
+  if (!changes_logits(params, static_cast<int32_t>(history.output.size()))) {
+    return sample(logits, params, position);
   }
-  return sampled;
+  const int32_t token = choose(changes_.apply(logits, params, history), params, position);
+  return params.logprobs >= 0 ? score(logits, token, params.logprobs) : SampledToken{token};
+}
+
+SampledToken Sampler::score(std::span<const float> logits, int32_t token, int32_t count) {
+  const double normaliser = log_sum_exp(logits, logits[static_cast<size_t>(find_largest(logits))]);
+  return {token, static_cast<float>(logits[static_cast<size_t>(token)] - normaliser),
+          most_likely(logits, normaliser, count)};
+}
+
+int32_t Sampler::choose(std::span<const float> logits, const SamplingParams& params,
+                        uint64_t position) {
+  const int32_t best = find_largest(logits);
+  if (params.temperature == 0) return best;
+  return draw(logits, logits[static_cast<size_t>(best)], params, position);
 }
 
 float Sampler::logprob(std::span<const float> logits, int32_t token) {
@@ -134,6 +149,7 @@ size_t Sampler::nucleus(double share) {
 
 std::vector<TokenLogprob> Sampler::most_likely(std::span<const float> logits, double normaliser,
                                                int32_t count) {
+  if (count == 0) return {};
   order_.resize(logits.size());
   std::iota(order_.begin(), order_.end(), 0);
   const auto end = order_.begin() + std::min<int64_t>(count, static_cast<int64_t>(order_.size()));

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "engine/logit_changes.h"
 #include "fovea/engine.h"
 
 namespace fovea {
@@ -26,7 +27,7 @@ class Sampler {
  public:
   explicit Sampler(int32_t vocabulary);
   // Bytes of scratch for each token of the vocabulary.
-  static constexpr size_t kBytesPerToken = 20;
+  static constexpr size_t kBytesPerToken = 28;
 
   // Draws from logits [vocabulary]. Applies temperature, min_p, top_k and top_p in this order and
   // renormalises after each. Equal logits rank by id, the smallest first. Log-probabilities refer
@@ -34,6 +35,11 @@ class Sampler {
   // are -inf.
   SampledToken sample(std::span<const float> logits, const SamplingParams& params,
                       uint64_t position);
+  // Works as sample() above at the position after the history, and changes the logits first.
+  SampledToken sample(std::span<const float> logits, const SamplingParams& params,
+                      const TokenHistory& history);
+  // Returns a given token with the log-probabilities that sample() would return.
+  SampledToken score(std::span<const float> logits, int32_t token, int32_t count);
 
   // Returns ln softmax(logits)[token]. Throws as sample() does.
   static float logprob(std::span<const float> logits, int32_t token);
@@ -47,6 +53,7 @@ class Sampler {
     return a.weight != b.weight ? a.weight > b.weight : a.token < b.token;
   }
 
+  int32_t choose(std::span<const float> logits, const SamplingParams& params, uint64_t position);
   int32_t draw(std::span<const float> logits, float largest, const SamplingParams& params,
                uint64_t position);
   // Sorts the leading candidates that together hold at least `share` of the weight to the front.
@@ -57,7 +64,9 @@ class Sampler {
 
   std::vector<Candidate> candidates_;
   std::vector<int32_t> order_;
-  static_assert(sizeof(Candidate) + sizeof(int32_t) == kBytesPerToken);
+  LogitChanges changes_;
+  static_assert(sizeof(Candidate) + sizeof(int32_t) + LogitChanges::kBytesPerToken ==
+                kBytesPerToken);
 };
 
 }  // namespace fovea

@@ -64,18 +64,28 @@ TextEngine::TextEngine(EngineParts parts)
   }
 }
 
-int64_t TextEngine::add(const GenerateRequest& request) {
+std::vector<int32_t> TextEngine::checked_tokens(const GenerateRequest& request) const {
   check_sampling_params(request.sampling, vocabulary());
+  std::vector<int32_t> tokens = request.tokens.empty() ? encode(request.prompt) : request.tokens;
+  check_prompt(tokens, parts_.request_limits);
+  if (!request.sampling.stop.empty()) tokenizer();
+  return tokens;
+}
+
+void TextEngine::check(const GenerateRequest& request) const { (void)checked_tokens(request); }
+
+int64_t TextEngine::add(const GenerateRequest& request) {
   auto added = std::make_unique<Request>();
-  added->tokens = request.tokens.empty() ? encode(request.prompt) : request.tokens;
-  check_prompt(added->tokens, parts_.request_limits);
+  added->tokens = checked_tokens(request);
   added->sampling = request.sampling;
   added->salt = request.salt;
   added->prompt_tokens = added->length();
-  if (!request.sampling.stop.empty()) tokenizer();
   if (parts_.tokenizer) added->characters = parts_.tokenizer->stream();
   added->stops = StopMatcher(request.sampling.stop);
-  if (request.sampling.prompt_logprobs) added->prompt_logprobs.resize(added->tokens.size());
+  if (request.sampling.prompt_logprobs) {
+    added->prompt_logprobs.resize(added->tokens.size());
+    if (request.sampling.logprobs > 0) added->prompt_top.resize(added->tokens.size());
+  }
   added->id = next_id_++;
   const int64_t id = added->id;
   scheduler_.add(std::move(added));
@@ -138,8 +148,7 @@ void TextEngine::run_pass(std::span<const Chunk> chunks) {
     const auto tokens = std::span<const int32_t>(request.tokens)
                             .subspan(static_cast<size_t>(chunk.begin),
                                      static_cast<size_t>(chunk.end - chunk.begin));
-    const bool only_token =
-        chunk.end == request.length() && !request.scores_prompt() && request.sampling.logprobs < 0;
+    const bool only_token = chunk.end == request.length() && !request.draws_on_host();
     pass_.push_back({tokens, chunk.begin, &request.lease, outcome.logit_rows,
                      only_token ? &request.sampling : nullptr});
     outcomes_.push_back(std::move(outcome));
@@ -176,14 +185,18 @@ void TextEngine::sample(Outcome& outcome, Sampler& sampler) {
     for (int32_t row = 0; row < outcome.logit_rows; ++row) {
       const auto scored = static_cast<size_t>(outcome.chunk.begin + row + 1);
       if (scored >= request.tokens.size()) break;
-      request.prompt_logprobs[scored] = Sampler::logprob(
-          logit_rows(outcome.first_row + static_cast<size_t>(row), 1), request.tokens[scored]);
+      SampledToken score =
+          sampler.score(logit_rows(outcome.first_row + static_cast<size_t>(row), 1),
+                        request.tokens[scored], std::max(request.sampling.logprobs, 0));
+      request.prompt_logprobs[scored] = score.logprob;
+      if (!score.top.empty()) request.prompt_top[scored] = std::move(score.top);
     }
   }
   if (outcome.chunk.end != request.length()) return;
   const size_t last = outcome.first_row + static_cast<size_t>(outcome.logit_rows) - 1;
+  const auto [prompt, output] = request.parts();
   outcome.sampled = sampler.sample(logit_rows(last, 1), request.sampling,
-                                   static_cast<uint64_t>(request.length()));
+                                   TokenHistory{prompt, output, end_tokens()});
 }
 
 void TextEngine::count_pass(double seconds) {
@@ -284,7 +297,10 @@ void TextEngine::end_request(int64_t id, TokenEvent event) {
   event.request = id;
   event.prompt_tokens = request->prompt_tokens;
   event.cached_tokens = request->cached_tokens.value_or(0);
-  if (request->generated() > 0) event.prompt_logprobs = std::move(request->prompt_logprobs);
+  if (request->generated() > 0) {
+    event.prompt_logprobs = std::move(request->prompt_logprobs);
+    event.prompt_top = std::move(request->prompt_top);
+  }
   events_.push_back(std::move(event));
 }
 
@@ -330,12 +346,20 @@ std::vector<int32_t> TextEngine::encode(std::string_view text) const {
   return tokenizer().encode(text);
 }
 
+std::vector<int32_t> TextEngine::encode_bare(std::string_view text) const {
+  return tokenizer().encode_bare(text);
+}
+
 std::vector<int32_t> TextEngine::encode_chat(const ChatPrompt& prompt) const {
   return tokenizer().encode_bare(parts_.chat.render(prompt));
 }
 
 std::string TextEngine::decode(std::span<const int32_t> tokens) const {
   return parts_.tokenizer ? parts_.tokenizer->decode(tokens) : std::string();
+}
+
+std::string TextEngine::token_bytes(int32_t token) const {
+  return parts_.tokenizer ? parts_.tokenizer->token_bytes(token) : std::string();
 }
 
 const EngineStats& TextEngine::stats() const {

@@ -46,6 +46,7 @@ class TextEngine final : public Engine {
   explicit TextEngine(EngineParts parts);
 
   int64_t add(const GenerateRequest& request) override;
+  void check(const GenerateRequest& request) const override;
   void cancel(int64_t request) override;
   bool idle() const override { return scheduler_.idle() && events_.empty(); }
   std::vector<TokenEvent> step() override;
@@ -55,8 +56,11 @@ class TextEngine final : public Engine {
                                        const std::function<bool()>& stop) override;
   std::vector<float> logits(std::span<const int32_t> tokens) override;
   std::vector<int32_t> encode(std::string_view text) const override;
+  std::vector<int32_t> encode_bare(std::string_view text) const override;
   std::vector<int32_t> encode_chat(const ChatPrompt& prompt) const override;
   std::string decode(std::span<const int32_t> tokens) const override;
+  std::string token_bytes(int32_t token) const override;
+  std::span<const int32_t> end_tokens() const override { return parts_.model->info().eos_tokens; }
   int32_t vocabulary() const override { return parts_.request_limits.vocabulary; }
   int32_t max_context() const override { return parts_.request_limits.max_context; }
   int32_t wanted_context() const override { return parts_.request_limits.wanted_context; }
@@ -77,6 +81,7 @@ class TextEngine final : public Engine {
     std::string failure;  // reason why the request fails; empty if it continues
   };
 
+  std::vector<int32_t> checked_tokens(const GenerateRequest& request) const;
   std::span<const Chunk> schedule();
   const Tokenizer& tokenizer() const;  // throws Error with the reason if there is none
   std::string text_of(Request& request, int32_t token) const;

@@ -62,6 +62,23 @@ std::optional<std::string> Decoder::add(DecoderStep step) {
   return std::nullopt;
 }
 
+std::string Decoder::token_bytes(std::string_view token) const {
+  std::string bytes(token);
+  for (const DecoderStep& any : steps_) {
+    if (const auto* replace = std::get_if<ReplaceDecoder>(&any)) {
+      bytes = replaced(replace->pattern, replace->content, bytes);
+    } else if (const auto* metaspace = std::get_if<MetaspaceDecoder>(&any)) {
+      bytes = replace_all(bytes, metaspace->replacement, " ");
+    } else if (is<ByteFallbackDecoder>(any)) {
+      if (const auto byte = byte_of_token(bytes)) return std::string(1, *byte);
+    } else if (is<ByteLevelDecoder>(any)) {
+      std::string letters = std::exchange(bytes, {});
+      append_letter_bytes(letters, bytes);
+    }
+  }
+  return bytes;
+}
+
 std::string DecoderStream::push(std::string_view token) {
   std::string out;
   pass(0, std::string(token), out);

@@ -39,6 +39,8 @@ class Decoder {
  public:
   // Adds a step. Returns nullopt, or the reason why it cannot follow the previous steps.
   std::optional<std::string> add(DecoderStep step);
+  // Returns the bytes of a token in the middle of a text, where Strip removes nothing.
+  std::string token_bytes(std::string_view token) const;
   size_t steps() const { return steps_.size(); }
 
  private:

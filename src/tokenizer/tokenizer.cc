@@ -134,6 +134,13 @@ std::string_view Tokenizer::special_text(int32_t token) const {
   return parts.is_special(token) ? parts.text(token) : std::string_view();
 }
 
+std::string Tokenizer::token_bytes(int32_t token) const {
+  const TokenizerParts& parts = data_->parts;
+  if (!parts.has(token)) return {};
+  const std::string_view text = parts.text(token);
+  return parts.is_special(token) ? std::string(text) : parts.decoder.token_bytes(text);
+}
+
 int32_t Tokenizer::size() const { return data_->parts.size(); }
 
 struct TokenStream::Data {

@@ -45,6 +45,9 @@ class Tokenizer {
   TokenStream stream() const;
   // Returns the text of a special token, or an empty one for other ids.
   std::string_view special_text(int32_t token) const;
+  // Returns the bytes that a token stands for, which need not be whole characters; of a special
+  // token its text. Unknown ids have none.
+  std::string token_bytes(int32_t token) const;
   int32_t size() const;  // largest id + 1
 
  private:

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// Changes logits before a token is drawn: biases, penalties, and ends that come too early.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "fovea/engine.h"
+
+namespace fovea {
+
+// The tokens before the one that is drawn, and the end-of-sequence tokens of the model.
+struct TokenHistory {
+  std::span<const int32_t> prompt, output, ends;
+};
+
+// Returns true if `params` change the logits after `generated` tokens.
+bool changes_logits(const SamplingParams& params, int32_t generated);
+
+class LogitChanges {
+ public:
+  explicit LogitChanges(int32_t vocabulary);
+  // Bytes of scratch for each token of the vocabulary.
+  static constexpr size_t kBytesPerToken = sizeof(float) + sizeof(int32_t);
+
+  // Returns the changed logits [vocabulary], valid until the next call.
+  std::span<const float> apply(std::span<const float> logits, const SamplingParams& params,
+                               const TokenHistory& history);
+
+ private:
+  void penalise(const SamplingParams& params, const TokenHistory& history);
+  void forbid(std::span<const int32_t> tokens);
+
+  std::vector<float> logits_;
+  std::vector<int32_t> uses_;  // per token: its number in the output; kPrompt if only in the prompt
+};
+
+}  // namespace fovea
