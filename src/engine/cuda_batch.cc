@@ -6,6 +6,7 @@
 #include "core/rounding.h"
 #include "engine/sampler.h"
 #include "kernels/cuda/store.h"
+#include "kernels/philox.h"
 
 namespace fovea {
 
@@ -19,7 +20,7 @@ cuda::Draw draw_of(const PassPart& part, int32_t row) {
   if (part.sampling == nullptr) return draw;
   const SamplingParams& params = *part.sampling;
   const auto position = static_cast<uint64_t>(part.begin) + part.tokens.size();
-  draw.uniform = uniform_at(params.seed, position);
+  draw.uniform = kernels::uniform_at(params.seed, position);
   draw.row = row;
   draw.top_k = params.top_k;
   draw.temperature = params.temperature;

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "core/check.h"
+#include "kernels/philox.h"
 
 namespace fovea {
 namespace {
@@ -37,26 +38,6 @@ double log_sum_exp(std::span<const float> logits, float largest) {
 }
 
 }  // namespace
-
-double uniform_at(uint64_t seed, uint64_t position) {
-  constexpr uint64_t kMultiplier0 = 0xD2511F53, kMultiplier1 = 0xCD9E8D57;
-  constexpr uint32_t kWeyl0 = 0x9E3779B9, kWeyl1 = 0xBB67AE85;
-  uint32_t key0 = static_cast<uint32_t>(seed), key1 = static_cast<uint32_t>(seed >> 32);
-  uint32_t counter[4] = {static_cast<uint32_t>(position), static_cast<uint32_t>(position >> 32), 0,
-                         0};
-  for (int round = 0; round < 10; ++round) {
-    const uint64_t product0 = kMultiplier0 * counter[0];
-    const uint64_t product1 = kMultiplier1 * counter[2];
-    const uint32_t next[4] = {
-        static_cast<uint32_t>(product1 >> 32) ^ counter[1] ^ key0, static_cast<uint32_t>(product1),
-        static_cast<uint32_t>(product0 >> 32) ^ counter[3] ^ key1, static_cast<uint32_t>(product0)};
-    std::copy(std::begin(next), std::end(next), std::begin(counter));
-    key0 += kWeyl0;
-    key1 += kWeyl1;
-  }
-  const uint64_t bits = (static_cast<uint64_t>(counter[1]) << 32) | counter[0];
-  return static_cast<double>(bits >> 11) * 0x1p-53;
-}
 
 Sampler::Sampler(int32_t vocabulary) : changes_(vocabulary) {
   candidates_.reserve(static_cast<size_t>(vocabulary));
@@ -118,7 +99,7 @@ int32_t Sampler::draw(std::span<const float> logits, float largest, const Sampli
 
   double total = 0;
   for (const Candidate& candidate : candidates_) total += candidate.weight;
-  double rest = uniform_at(params.seed, position) * total;
+  double rest = kernels::uniform_at(params.seed, position) * total;
   for (const Candidate& candidate : candidates_) {
     rest -= candidate.weight;
     if (rest < 0) return candidate.token;

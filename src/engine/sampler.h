@@ -12,10 +12,6 @@
 
 namespace fovea {
 
-// Returns a uniform number in [0, 1) with 53 bits: Philox4x32-10 (Salmon et al., SC 2011) with key
-// `seed` and counter `position`.
-double uniform_at(uint64_t seed, uint64_t position);
-
 struct SampledToken {
   int32_t token = 0;
   float logprob = 0;              // set if params.logprobs >= 0

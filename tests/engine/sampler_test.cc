@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "fovea/error.h"
+#include "kernels/philox.h"
 #include "support/expect_error.h"
 
 namespace fovea {
@@ -78,7 +79,7 @@ std::vector<double> renormalised(std::vector<double> p, const std::vector<bool>&
 
 TEST(Philox, MatchesThePublishedVector) {
   // Random123's known answer for philox4x32-10 with zero key and counter: 6627e8d5 e169c58d ...
-  EXPECT_EQ(uniform_at(0, 0), static_cast<double>(0xe169c58d6627e8d5u >> 11) * 0x1p-53);
+  EXPECT_EQ(kernels::uniform_at(0, 0), static_cast<double>(0xe169c58d6627e8d5u >> 11) * 0x1p-53);
 }
 
 TEST(Sampler, GreedyTakesTheSmallestOfEqualIds) {

@@ -18,6 +18,7 @@
 #include "gpu/gpu.h"
 #include "kernels/cuda/portable/sampling/launch.h"
 #include "kernels/cuda/store.h"
+#include "kernels/philox.h"
 #include "support/device_array.h"
 
 namespace fovea {
@@ -52,7 +53,7 @@ class GpuSampling : public ::testing::Test {
     std::vector<cuda::Draw> draws(count);
     for (size_t i = 0; i < count; ++i) {
       const SamplingParams& params = rows.params[i];
-      draws[i].uniform = uniform_at(params.seed, rows.positions[i]);
+      draws[i].uniform = kernels::uniform_at(params.seed, rows.positions[i]);
       draws[i].row = static_cast<int32_t>(i);
       draws[i].top_k = params.top_k;
       draws[i].temperature = params.temperature;
