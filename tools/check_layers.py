@@ -18,10 +18,10 @@ KERNEL_KINDS = ["reference", "cpu", "cuda"]
 # A family's own files that spell its variants, and the files that handle all families.
 MAKES_VARIANTS = re.compile(r"kernels/cuda/(family\.h|family\.cc|build_pack\.cc|\w+/\w+/(launch|variants)\.cc)")
 # The folders of attention/ that each folder of it may include. Files directly in attention/ include only validate/,
-# except for the registry, which includes backends/, and merge_states.cc, which serves both devices.
+# except for the registry, which includes backends/, and merge_states.cc and speculation.cc, which serve both devices.
 ATTENTION = {"backends": {"host", "cuda", "validate"}, "host": {"validate"}, "cuda": {"validate"}, "validate": set(),
              "": {"validate"}}
-ATTENTION_TOP = {"registry.cc": {"backends"}, "merge_states.cc": {"host", "cuda"}}
+ATTENTION_TOP = {"registry.cc": {"backends"}, "merge_states.cc": {"host", "cuda"}, "speculation.cc": {"host", "cuda"}}
 
 
 def layer_of(path):
