@@ -197,6 +197,12 @@ __device__ inline void store_box(const TensorMap& map, const void* shared, int c
       "r"(shared_address(shared)), "r"(c0), "r"(c1), "r"(c2)
       : "memory");
 }
+// Copies contiguous bytes, a multiple of 16, from shared memory.
+__device__ inline void store_bytes(void* global, const void* shared, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global),
+               "r"(shared_address(shared)), "r"(bytes)
+               : "memory");
+}
 __device__ inline void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Waits until the shared memory of all stores but the last kPending groups may be written again.
 template <int kPending = 0>

@@ -137,6 +137,15 @@ inline void store_box(const TensorMap& map, const void* shared, int c0, int c1, 
         });
       });
 }
+inline void store_bytes(void* global, const void* shared, int bytes) {
+  if ((shared_address(shared) | static_cast<uint32_t>(bytes) |
+       reinterpret_cast<uintptr_t>(global)) %
+          16 !=
+      0) {
+    machine_of::machine.fail("a misaligned bulk copy");
+  }
+  machine_of::machine.store_bulk([=] { std::memcpy(global, shared, static_cast<size_t>(bytes)); });
+}
 inline void commit_stores() { machine_of::machine.commit_stores(); }
 template <int = 0>
 inline void wait_stores_read() {

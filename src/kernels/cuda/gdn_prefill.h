@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// The prefill of gated delta net on Hopper, in chunks of 64 tokens.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "gpu/kernel_pack.h"
+#include "gpu/tensor_map.h"
+#include "kernels/cuda/common/gdn_params.h"
+#include "kernels/cuda/kernel.h"
+
+namespace fovea::kernels::cuda {
+
+struct GdnPrefillSetup {
+  int32_t key_heads = 0, value_heads = 0;
+  int32_t key_dim = 0, value_dim = 0;
+  int32_t max_tokens = 0, max_requests = 0;  // limits of a batch
+  // Shorter requests, decodes for example, are left to another kernel, their outputs included.
+  int32_t min_tokens = 1;
+  int sm = 0;
+  int32_t multiprocessors = 0;
+};
+
+// The tokens and states of a batch, on the device, as StateBatch describes them.
+struct GdnPrefillBatch {
+  const int32_t* q_indptr = nullptr;
+  const int32_t* kv_lens = nullptr;
+  const int32_t* state_slots = nullptr;
+  int32_t requests = 0;
+  int32_t tokens = 0;  // maximum of all requests together
+};
+
+// Device memory. Strides count elements; those of q, k and v are multiples of 8.
+struct GdnPrefillTensors {
+  const void* q = nullptr;  // [tokens, key_heads, 128] bf16
+  const void* k = nullptr;  // the same
+  const void* v = nullptr;  // [tokens, value_heads, 128] bf16
+  int64_t q_token_stride = 0, k_token_stride = 0, v_token_stride = 0;
+  const float* log_decay = nullptr;  // [tokens, value_heads], ln(alpha)
+  const float* beta = nullptr;       // [tokens, value_heads]
+  float* state = nullptr;            // [slots, value_heads, 128, 128]: rows of values
+  int64_t state_slot_stride = 0;
+  void* out = nullptr;  // [tokens, value_heads, 128] bf16
+  int64_t out_token_stride = 0;
+  float scale = 1;
+  bool l2_normalise_qk = false;
+};
+
+// The bits of a request depend on its own tokens and state only. A prompt in several pieces has the
+// bits of the whole one if all pieces but the last have a multiple of 64 tokens.
+class GdnPrefill {
+ public:
+  // Returns whether there are kernels for this setup.
+  static bool serves(const GdnPrefillSetup& setup);
+  // Returns what the constructor takes from the store.
+  static std::vector<gpu::KernelVariant> variants(const GdnPrefillSetup& setup);
+  // Returns the bytes that plan() and run() need at `workspace`, aligned to 16.
+  static size_t workspace_bytes(const GdnPrefillSetup& setup);
+
+  GdnPrefill() = default;
+  // Error{unsupported} as Kernel's constructor.
+  GdnPrefill(const GdnPrefillSetup& setup, gpu::KernelStore& store);
+
+  // Lists the chunks of a batch, once for all layers. Legal in a capture, as run() is.
+  void plan(const GdnPrefillBatch& batch, void* workspace, gpu::Launcher launcher) const;
+  // Enqueues a layer's recurrence for the planned batch.
+  void run(const GdnPrefillBatch& batch, const GdnPrefillTensors& tensors, void* workspace,
+           gpu::Launcher launcher) const;
+
+ private:
+  GdnPrefillSetup setup_;
+  Kernel plan_, chunks_, states_;
+  mutable struct { gpu::RepeatedTensorMap q, k, v; } maps_;
+};
+
+}  // namespace fovea::kernels::cuda

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// The producer: loads chunks through the copy engine.
+#pragma once
+
+#include "kernels/cuda/sm90/gdn_states/config.cuh"
+
+namespace fovea::kernels::cuda {
+
+// One thread.
+__device__ __forceinline__ void load_chunks(const GdnPrefillParams& params, WalkMemory& shared,
+                                            const Walk& walk) {
+  Ring<kStages> ring;
+#pragma unroll 1
+  for (int n = 0; n < walk.chunks; ++n, ring.advance()) {
+    Stage& stage = shared.stages[ring.stage];
+    TransactionBarrier& full = shared.full[ring.stage];
+    shared.empty[ring.stage].wait(ring.phase ^ 1);
+    full.arrive_expecting(sizeof(Stage));
+    const int token = walk.begin + n * kGdnChunk;
+    const int key = walk.key_head * kGdnDim;
+#pragma unroll
+    for (int box = 0; box < kBoxes; ++box) {
+      load_box(stage.k[box], params.k, full, key + box * kGdnBoxWidth, token);
+    }
+    load_box(stage.v, params.v, full, walk.head * kGdnDim + walk.first_value, token);
+    const int64_t terms =
+        static_cast<int64_t>(walk.first_chunk + n) * params.value_heads + walk.head;
+    load_bytes(&stage.terms, params.terms + terms, sizeof(GdnTerms), full);
+#pragma unroll
+    for (int box = 0; box < kBoxes; ++box) {
+      load_box(stage.q[box], params.q, full, key + box * kGdnBoxWidth, token);
+    }
+  }
+}
+
+}  // namespace fovea::kernels::cuda

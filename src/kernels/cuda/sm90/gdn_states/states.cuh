@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+// The warpgroup that takes 64 rows of a state through the chunks of a request. All its products
+// have values in their rows, so that the state and new values stay in registers: the sums of one
+// product are the left operand of the next. Products of a chunk, and what is done meanwhile:
+//
+//   S K^T          the state is stored for outputs
+//   Y solve^T      it is handed over, and decays here; before it Y = V - recall S K^T
+//   S += U keep K  the new values U are handed over
+#pragma once
+
+#include "kernels/cuda/sm90/gdn_states/config.cuh"
+
+namespace fovea::kernels::cuda {
+
+template <Type kType>
+class StateWalk {
+ public:
+  __device__ __forceinline__ StateWalk(const GdnPrefillParams& params, WalkMemory& shared,
+                                       const Walk& walk)
+      : params_(params), shared_(shared), walk_(walk) {}
+
+  __device__ __forceinline__ void run() {
+    float state[64];
+    load_state(state);
+    uint32_t rounded[32];
+    round<kType>(rounded, state);
+    Ring<kStages> ring;
+#pragma unroll 1
+    for (int n = 0; n < walk_.chunks; ++n, ring.advance()) {
+      Stage& stage = shared_.stages[ring.stage];
+      shared_.full[ring.stage].wait(ring.phase);
+      const int tokens = walk_.tokens - n * kGdnChunk;
+      if (tokens < kGdnChunk) clear_rows_from(stage, tokens);
+      uint32_t values[16];
+      load_values(values, stage.v);
+      float4 factors[8];  // recall and keep of two tokens each
+      load_factors(factors, stage.terms);
+      const float decay = stage.terms.decay;
+
+      float sums[32];
+      products_begin();
+      multiply_state(sums, rounded, stage.k);
+      products_commit();
+      shared_.state.empty.wait(n % 2 ^ 1);
+      store_rounded(shared_.state.rows, rounded);
+      products_wait<0>();
+      products_landed(sums);
+      uint32_t left[16];
+      subtract(left, values, sums, factors);
+      products_begin();
+      multiply_tokens(sums, left, stage.terms.solve);
+      products_commit();
+      shared_.state.hand_over();
+#pragma unroll
+      for (int i = 0; i < 64; ++i) state[i] *= decay;
+      products_landed(state);  // here, not after the wait
+      products_wait<0>();
+      products_landed(sums);
+      round<kType>(left, sums);
+#pragma unroll
+      for (int i = 0; i < 32; ++i) sums[i] *= i % 2 ? factors[i / 4].w : factors[i / 4].z;
+      uint32_t kept[16];
+      round<kType>(kept, sums);
+      products_begin();
+      add_keys(state, kept, stage.k);
+      products_commit();
+      shared_.values.empty.wait(n % 2 ^ 1);
+      store_rounded(&shared_.values.rows, left);
+      shared_.values.hand_over();
+      products_wait<0>();
+      products_landed(state);
+      round<kType>(rounded, state);
+      release(shared_.empty[ring.stage]);
+    }
+    store_state(state);
+  }
+
+ private:
+  // to = S keys^T
+  __device__ __forceinline__ static void multiply_state(float (&to)[32],
+                                                        const uint32_t (&state)[32],
+                                                        const Tile (&keys)[kBoxes]) {
+#pragma unroll
+    for (int step = 0; step < kGdnDim / 16; ++step) {
+      Product<kGdnChunk>::template run<kType, false>(
+          to, state + 4 * step,
+          moved(rows_descriptor(shared_address(keys[step / 4])), step % 4 * 32), step > 0);
+    }
+  }
+
+  // to = left matrix^T
+  __device__ __forceinline__ static void multiply_tokens(float (&to)[32],
+                                                         const uint32_t (&left)[16],
+                                                         const Tile& matrix) {
+    const uint64_t rows = rows_descriptor(shared_address(matrix));
+#pragma unroll
+    for (int step = 0; step < kGdnChunk / 16; ++step) {
+      Product<kGdnChunk>::template run<kType, false>(to, left + 4 * step, moved(rows, step * 32),
+                                                     step > 0);
+    }
+  }
+
+  // state += kept keys
+  __device__ __forceinline__ static void add_keys(float (&state)[64], const uint32_t (&kept)[16],
+                                                  const Tile (&keys)[kBoxes]) {
+    const uint64_t columns = columns_descriptor(shared_address(keys[0]), sizeof(Tile));
+#pragma unroll
+    for (int step = 0; step < kGdnChunk / 16; ++step) {
+      Product<kGdnDim>::template run<kType, true>(state, kept + 4 * step,
+                                                  moved(columns, step * 16 * 128), true);
+    }
+  }
+
+  // Loads values in the layout of sums: two of neighbouring tokens a register.
+  __device__ __forceinline__ static void load_values(uint32_t (&values)[16], const Tile& v) {
+    const Place place;
+#pragma unroll
+    for (int step = 0; step < kGdnChunk / 16; ++step) {
+      uint32_t r[4];
+      load_matrices_transposed(r, swizzled(v, step * 16 + place.lane / 16 * 8 + place.lane % 8,
+                                           place.warp * 2 + place.lane / 8 % 2));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) values[4 * step + i] = r[i];
+    }
+  }
+  // Loads the factors of the tokens in this thread's columns.
+  __device__ __forceinline__ static void load_factors(float4 (&factors)[8], const GdnTerms& terms) {
+    const Place place;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      factors[j] = *reinterpret_cast<const float4*>(terms.recall_keep[(8 * j + place.column) / 2]);
+    }
+  }
+
+  // left = values - recall sums
+  __device__ __forceinline__ static void subtract(uint32_t (&left)[16],
+                                                  const uint32_t (&values)[16],
+                                                  const float (&sums)[32],
+                                                  const float4 (&factors)[8]) {
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      const float2 v = unpack<kType>(values[i]);
+      const float4 factor = factors[i / 2];
+      left[i] =
+          pack<kType>(fmaf(-factor.x, sums[2 * i], v.x), fmaf(-factor.y, sums[2 * i + 1], v.y));
+    }
+  }
+
+  // Keys and values of tokens beyond the request belong to others; their rows become 0.
+  __device__ __forceinline__ static void clear_rows_from(Stage& stage, int tokens) {
+    constexpr int kRowChunks = kGdnBoxWidth / 8;
+    const Place place;
+    const auto clear = [&](Tile& tile) {
+      auto* const chunks = reinterpret_cast<uint4*>(tile);
+      for (int i = tokens * kRowChunks + place.thread; i < kGdnChunk * kRowChunks;
+           i += kWarpgroupThreads) {
+        chunks[i] = {};
+      }
+    };
+    for (Tile& keys : stage.k) clear(keys);
+    clear(stage.v);
+    fence_async_proxy();
+    named_barrier_wait(1, kWarpgroupThreads);
+  }
+
+  // Returns the thread's first element of the state.
+  __device__ __forceinline__ float* state_at() const {
+    const Place place;
+    return params_.state + walk_.slot * params_.state_slot_stride +
+           (static_cast<int64_t>(walk_.head) * kGdnDim + walk_.first_value + place.row) * kGdnDim +
+           place.column;
+  }
+  // Returns the offset of element i from the first one.
+  __device__ __forceinline__ static int offset(int i) {
+    return i % 4 / 2 * 8 * kGdnDim + i / 4 * 8;
+  }
+  __device__ __forceinline__ void load_state(float (&state)[64]) const {
+    const float* const from = state_at();
+#pragma unroll
+    for (int i = 0; i < 64; i += 2) {
+      const float2 two =
+          walk_.from_zero ? float2{0, 0} : *reinterpret_cast<const float2*>(from + offset(i));
+      state[i] = two.x;
+      state[i + 1] = two.y;
+    }
+  }
+  __device__ __forceinline__ void store_state(const float (&state)[64]) const {
+    float* const to = state_at();
+#pragma unroll
+    for (int i = 0; i < 64; i += 2) {
+      *reinterpret_cast<float2*>(to + offset(i)) = {state[i], state[i + 1]};
+    }
+  }
+
+  const GdnPrefillParams& params_;
+  WalkMemory& shared_;
+  const Walk& walk_;
+};
+
+}  // namespace fovea::kernels::cuda

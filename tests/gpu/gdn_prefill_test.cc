@@ -1,0 +1,399 @@
+// SPDX-License-Identifier: Apache-2.0
+// The prefill of gated delta net by itself: outputs and states against fp64, nothing written for
+// others, and the same bits in any batch.
+#include "kernels/cuda/gdn_prefill.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/float_types.h"
+#include "support/device_array.h"
+#include "support/error_budget.h"
+#include "support/gpu_kernel_test.h"
+
+namespace fovea::kernels::cuda {
+namespace {
+
+using test::to_device;
+using test::to_host;
+
+constexpr int32_t kDim = kGdnDim;
+constexpr uint16_t kUntouched = 0xABCD;
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+struct Request {
+  int32_t tokens;
+  bool continues = false;  // from a state
+  bool padding = false;    // slot -1
+};
+
+struct Case {
+  std::string name;
+  int32_t key_heads, value_heads;
+  std::vector<Request> requests;
+  bool l2_normalise = true;
+  float decay = 0.2f;  // ln(alpha) is in (-decay, 0]
+  float beta = 1;      // beta is in [0, beta)
+  int32_t min_tokens = 1;
+};
+
+// The inputs of a batch, and room for its results.
+struct Batch {
+  std::vector<int32_t> q_indptr{0}, kv_lens, slots;
+  std::vector<uint16_t> q, k, v;
+  std::vector<float> log_decay, beta, states;
+
+  int32_t tokens() const { return q_indptr.back(); }
+  int32_t requests() const { return static_cast<int32_t>(slots.size()); }
+};
+
+struct Results {
+  std::vector<uint16_t> out;
+  std::vector<float> states;
+};
+
+int64_t state_size(const Case& test) { return int64_t{test.value_heads} * kDim * kDim; }
+
+// Tokens of padding are NaN, and so are the states of all slots that nobody continues.
+Batch make_batch(const Case& test) {
+  Batch batch;
+  std::mt19937 random(5);
+  std::normal_distribution<float> normal;
+  std::uniform_real_distribution<float> uniform;
+  const auto append = [&](std::vector<uint16_t>& to, int32_t heads, bool is_nan, float factor) {
+    for (int32_t head = 0; head < heads; ++head) {
+      float squares = 0;
+      std::vector<float> row(kDim);
+      for (float& x : row) {
+        x = normal(random);
+        squares += x * x;
+      }
+      const float scale = test.l2_normalise || factor != 1 ? factor : 1 / std::sqrt(squares);
+      for (const float x : row) to.push_back(float_to_bf16(is_nan ? kNan : x * scale));
+    }
+  };
+  int32_t slot = static_cast<int32_t>(test.requests.size());
+  for (const Request& request : test.requests) {
+    batch.q_indptr.push_back(batch.tokens() + request.tokens);
+    batch.kv_lens.push_back(request.tokens + (request.continues ? 100 : 0));
+    batch.slots.push_back(request.padding ? -1 : slot--);
+    for (int32_t token = 0; token < request.tokens; ++token) {
+      append(batch.q, test.key_heads, request.padding, 1);
+      append(batch.k, test.key_heads, request.padding, 1);
+      append(batch.v, test.value_heads, request.padding, 2);
+      for (int32_t head = 0; head < test.value_heads; ++head) {
+        batch.log_decay.push_back(request.padding ? kNan : -test.decay * uniform(random));
+        batch.beta.push_back(request.padding ? kNan : test.beta * uniform(random));
+      }
+    }
+  }
+  batch.states.assign((test.requests.size() + 1) * static_cast<size_t>(state_size(test)), kNan);
+  for (size_t i = 0; i < test.requests.size(); ++i) {
+    if (!test.requests[i].continues || test.requests[i].padding) continue;
+    for (int64_t n = 0; n < state_size(test); ++n) {
+      batch.states[static_cast<size_t>(batch.slots[i] * state_size(test) + n)] = normal(random);
+    }
+  }
+  return batch;
+}
+
+// Returns the batch with some of its requests, and with tokens [first, first + count) of them.
+Batch part_of(const Case& test, const Batch& all, std::span<const size_t> requests, int32_t first,
+              int32_t count) {
+  Batch part;
+  part.states = all.states;
+  for (const size_t i : requests) {
+    const int32_t begin = all.q_indptr[i] + first;
+    const int32_t end = std::min(begin + count, all.q_indptr[i + 1]);
+    part.q_indptr.push_back(part.tokens() + end - begin);
+    part.kv_lens.push_back(all.kv_lens[i] - (all.q_indptr[i + 1] - end));
+    part.slots.push_back(all.slots[i]);
+    const auto copy = [&](const auto& from, auto& to, int32_t width) {
+      to.insert(to.end(), from.begin() + int64_t{begin} * width,
+                from.begin() + int64_t{end} * width);
+    };
+    copy(all.q, part.q, test.key_heads * kDim);
+    copy(all.k, part.k, test.key_heads * kDim);
+    copy(all.v, part.v, test.value_heads * kDim);
+    copy(all.log_decay, part.log_decay, test.value_heads);
+    copy(all.beta, part.beta, test.value_heads);
+  }
+  return part;
+}
+
+// One request and head in fp64, by the definition. With `rounds` it is the plain computation that
+// rounds like the kernel: the state as an operand and new values to bf16.
+struct HeadResult {
+  std::vector<double> out, state;
+};
+HeadResult exact(const Case& test, const Batch& batch, size_t request, int32_t head, bool rounds) {
+  const auto rounded = [&](double x) {
+    return rounds ? double{bf16_to_float(float_to_bf16(static_cast<float>(x)))} : x;
+  };
+  const int32_t key_head = head / (test.value_heads / test.key_heads);
+  HeadResult result;
+  result.state.assign(size_t{kDim} * kDim, 0);
+  if (test.requests[request].continues) {
+    const auto from = batch.states.begin() + batch.slots[request] * state_size(test) +
+                      int64_t{head} * kDim * kDim;
+    std::copy_n(from, kDim * kDim, result.state.begin());
+  }
+  const auto row_of = [&](const std::vector<uint16_t>& from, int32_t heads, int32_t at_head,
+                          int32_t token, bool normalises) {
+    std::vector<double> row(kDim);
+    double squares = 1e-6;
+    for (int32_t i = 0; i < kDim; ++i) {
+      row[static_cast<size_t>(i)] =
+          bf16_to_float(from[static_cast<size_t>((int64_t{token} * heads + at_head) * kDim + i)]);
+      squares += row[static_cast<size_t>(i)] * row[static_cast<size_t>(i)];
+    }
+    if (normalises) {
+      for (double& x : row) x /= std::sqrt(squares);
+    }
+    return row;
+  };
+  for (int32_t token = batch.q_indptr[request]; token < batch.q_indptr[request + 1]; ++token) {
+    const auto q = row_of(batch.q, test.key_heads, key_head, token, test.l2_normalise);
+    const auto k = row_of(batch.k, test.key_heads, key_head, token, test.l2_normalise);
+    const auto v = row_of(batch.v, test.value_heads, head, token, false);
+    const auto gate = static_cast<size_t>(int64_t{token} * test.value_heads + head);
+    const double alpha = std::exp(double{batch.log_decay[gate]});
+    for (size_t i = 0; i < kDim; ++i) {
+      double* s = &result.state[i * kDim];
+      double recalled = 0, o = 0;
+      for (size_t j = 0; j < kDim; ++j) recalled += rounded(alpha * s[j]) * k[j];
+      const double u = rounded(batch.beta[gate] * (v[i] - recalled));
+      for (size_t j = 0; j < kDim; ++j) {
+        s[j] = alpha * s[j] + u * k[j];
+        o += rounded(s[j]) * q[j];
+      }
+      result.out.push_back(rounded(o / std::sqrt(double{kDim})));
+    }
+  }
+  return result;
+}
+
+// Returns the largest error of a row relative to its largest value.
+double row_error(std::span<const double> got, std::span<const double> want) {
+  double error = 0, largest = 0;
+  for (size_t i = 0; i < want.size(); ++i) {
+    const double difference = std::abs(got[i] - want[i]);
+    if (!(difference <= error)) error = difference;  // NaN too
+    largest = std::max(largest, std::abs(want[i]));
+  }
+  return largest > 0 ? error / largest : error;
+}
+
+class GdnPrefillTest : public test::GpuKernelTest<::testing::TestWithParam<Case>, 90> {
+ protected:
+  // Runs a batch; tokens beyond it belong to nobody and are NaN.
+  Results run(const Batch& batch) {
+    constexpr int32_t kSpare = 70;
+    const Case& test = GetParam();
+    const auto spared = [&](auto values, int32_t width, auto nan) {
+      values.insert(values.end(), static_cast<size_t>(int64_t{kSpare} * width), nan);
+      return to_device(values);
+    };
+    const uint16_t nan = float_to_bf16(kNan);
+    const auto q = spared(batch.q, test.key_heads * kDim, nan),
+               k = spared(batch.k, test.key_heads * kDim, nan),
+               v = spared(batch.v, test.value_heads * kDim, nan);
+    const auto log_decay = spared(batch.log_decay, test.value_heads, kNan),
+               beta = spared(batch.beta, test.value_heads, kNan);
+    const auto q_indptr = to_device(batch.q_indptr), kv_lens = to_device(batch.kv_lens),
+               slots = to_device(batch.slots);
+    const auto states = to_device(batch.states);
+    const auto out_size =
+        static_cast<size_t>(int64_t{batch.tokens() + kSpare} * test.value_heads * kDim);
+    const auto out = to_device(std::vector<uint16_t>(out_size, kUntouched));
+    const GdnPrefillSetup setup = {.key_heads = test.key_heads,
+                                   .value_heads = test.value_heads,
+                                   .key_dim = kDim,
+                                   .value_dim = kDim,
+                                   .max_tokens = batch.tokens() + kSpare,
+                                   .max_requests = batch.requests() + 1,
+                                   .min_tokens = test.min_tokens,
+                                   .sm = context->info().sm,
+                                   .multiprocessors = context->info().cores};
+    const GdnPrefill prefill(setup, *store);
+    const gpu::DeviceBuffer workspace(GdnPrefill::workspace_bytes(setup));
+    const GdnPrefillBatch view = {.q_indptr = q_indptr.data<int32_t>(),
+                                  .kv_lens = kv_lens.data<int32_t>(),
+                                  .state_slots = slots.data<int32_t>(),
+                                  .requests = batch.requests(),
+                                  .tokens = batch.tokens() + kSpare};
+    GdnPrefillTensors tensors = {.q = q.data(), .k = k.data(), .v = v.data()};
+    tensors.q_token_stride = tensors.k_token_stride = int64_t{test.key_heads} * kDim;
+    tensors.v_token_stride = tensors.out_token_stride = int64_t{test.value_heads} * kDim;
+    tensors.log_decay = log_decay.data<float>();
+    tensors.beta = beta.data<float>();
+    tensors.state = states.data<float>();
+    tensors.state_slot_stride = state_size(test);
+    tensors.out = out.data();
+    tensors.scale = 1 / std::sqrt(static_cast<float>(kDim));
+    tensors.l2_normalise_qk = test.l2_normalise;
+    prefill.plan(view, workspace.data(), nullptr);
+    prefill.run(view, tensors, workspace.data(), nullptr);
+    gpu::synchronize(nullptr);
+    return {to_host<uint16_t>(out, out_size), to_host<float>(states, batch.states.size())};
+  }
+
+  static std::span<const uint16_t> out_rows(const Results& results, int32_t first, int32_t count) {
+    const auto width = static_cast<size_t>(GetParam().value_heads * kDim);
+    return std::span(results.out)
+        .subspan(static_cast<size_t>(first) * width, static_cast<size_t>(count) * width);
+  }
+  static std::span<const float> state(const std::vector<float>& states, int32_t slot) {
+    const auto size = static_cast<size_t>(state_size(GetParam()));
+    return std::span(states).subspan(static_cast<size_t>(slot) * size, size);
+  }
+
+  // Checks outputs and the state of one request against fp64.
+  void expect_right(const Batch& batch, const Results& results, size_t request) {
+    const Case& test = GetParam();
+    const int32_t begin = batch.q_indptr[request];
+    const int32_t tokens = batch.q_indptr[request + 1] - begin;
+    for (const int32_t head : {0, test.value_heads - 1}) {
+      const HeadResult want = exact(test, batch, request, head, false);
+      const HeadResult plain = exact(test, batch, request, head, true);
+      const auto row = [](const std::vector<double>& rows, int32_t i) {
+        return std::span(rows).subspan(static_cast<size_t>(i) * kDim, kDim);
+      };
+      double plain_out = 0, plain_state = 0;
+      for (int32_t i = 0; i < tokens; ++i) {
+        plain_out = std::max(plain_out, row_error(row(plain.out, i), row(want.out, i)));
+      }
+      for (int32_t i = 0; i < kDim; ++i) {
+        plain_state = std::max(plain_state, row_error(row(plain.state, i), row(want.state, i)));
+      }
+      const auto allowed = [](double plain_error) {
+        return test::kBf16Budget.times_plain * plain_error +
+               test::kBf16Budget.units * test::kBf16Budget.unit;
+      };
+      double worst_out = 0, worst_state = 0;
+      for (int32_t i = 0; i < tokens; ++i) {
+        std::vector<double> got;
+        for (int32_t n = 0; n < kDim; ++n) {
+          got.push_back(bf16_to_float(results.out[static_cast<size_t>(
+              (int64_t{begin + i} * test.value_heads + head) * kDim + n)]));
+        }
+        const double error = row_error(got, row(want.out, i));
+        worst_out = std::max(worst_out, error);
+        ASSERT_LE(error, allowed(plain_out))
+            << "request " << request << " head " << head << " token " << i << " of " << tokens;
+      }
+      for (int32_t i = 0; i < kDim; ++i) {
+        const auto got = state(results.states, batch.slots[request])
+                             .subspan(static_cast<size_t>(int64_t{head} * kDim + i) * kDim, kDim);
+        const double error =
+            row_error(std::vector<double>(got.begin(), got.end()), row(want.state, i));
+        worst_state = std::max(worst_state, error);
+        ASSERT_LE(error, allowed(plain_state))
+            << "request " << request << " head " << head << " row " << i << " of the state";
+      }
+      RecordProperty("out_error", std::to_string(worst_out));
+      RecordProperty("plain_out_error", std::to_string(plain_out));
+      RecordProperty("state_error", std::to_string(worst_state));
+      RecordProperty("plain_state_error", std::to_string(plain_state));
+    }
+  }
+};
+
+template <typename T>
+bool same_bits(std::span<const T> a, std::span<const T> b) {
+  return a.size() == b.size() &&
+         std::equal(std::as_bytes(a).begin(), std::as_bytes(a).end(), std::as_bytes(b).begin());
+}
+
+TEST_P(GdnPrefillTest, AgreesWithFp64) {
+  const Case& test = GetParam();
+  const Batch batch = make_batch(test);
+  const Results results = run(batch);
+  for (size_t i = 0; i < test.requests.size(); ++i) {
+    const Request& request = test.requests[i];
+    const auto rows = out_rows(results, batch.q_indptr[i], request.tokens);
+    if (request.tokens == 0 || request.tokens < test.min_tokens || request.padding) {
+      const bool is_ours = request.padding && request.tokens >= test.min_tokens;
+      EXPECT_TRUE(std::ranges::all_of(
+          rows, [&](uint16_t value) { return value == (is_ours ? 0 : kUntouched); }))
+          << "request " << i;
+      if (!request.padding) {
+        EXPECT_TRUE(
+            same_bits(state(results.states, batch.slots[i]), state(batch.states, batch.slots[i])))
+            << "request " << i;
+      }
+    } else {
+      expect_right(batch, results, i);
+    }
+  }
+  const auto spare = out_rows(
+      results, batch.tokens(),
+      static_cast<int32_t>(results.out.size() / static_cast<size_t>(test.value_heads) / kDim) -
+          batch.tokens());
+  EXPECT_TRUE(std::ranges::all_of(spare, [](uint16_t value) { return value == kUntouched; }));
+  EXPECT_TRUE(same_bits(state(results.states, 0), state(batch.states, 0)));  // nobody's
+}
+
+// A request by itself, and in two pieces of which the first has whole chunks.
+TEST_P(GdnPrefillTest, OtherRequestsAndPiecesChangeNoBit) {
+  const Case& test = GetParam();
+  const Batch batch = make_batch(test);
+  const Results together = run(batch);
+  for (size_t i = 0; i < test.requests.size(); ++i) {
+    const int32_t tokens = test.requests[i].tokens;
+    if (tokens < test.min_tokens + kGdnChunk || test.requests[i].padding) continue;
+    const int32_t slot = batch.slots[i];
+    const auto rows = out_rows(together, batch.q_indptr[i], tokens);
+    const size_t only[] = {i};
+    const Results alone = run(part_of(test, batch, only, 0, tokens));
+    EXPECT_TRUE(same_bits(rows, out_rows(alone, 0, tokens))) << "request " << i;
+    EXPECT_TRUE(same_bits(state(together.states, slot), state(alone.states, slot)))
+        << "request " << i;
+    const int32_t cut = tokens / 2 / kGdnChunk * kGdnChunk;
+    if (cut < test.min_tokens) continue;
+    const Results first = run(part_of(test, batch, only, 0, cut));
+    Batch rest = part_of(test, batch, only, cut, tokens);
+    rest.states = first.states;
+    const Results second = run(rest);
+    const auto width = static_cast<size_t>(test.value_heads * kDim);
+    EXPECT_TRUE(same_bits(rows.first(static_cast<size_t>(cut) * width), out_rows(first, 0, cut)))
+        << "request " << i;
+    EXPECT_TRUE(same_bits(rows.subspan(static_cast<size_t>(cut) * width),
+                          out_rows(second, 0, tokens - cut)))
+        << "request " << i;
+    EXPECT_TRUE(same_bits(state(together.states, slot), state(second.states, slot)))
+        << "request " << i;
+  }
+}
+
+// small_: for the emulator. Padding between requests, so that the rows after a request are NaN.
+INSTANTIATE_TEST_SUITE_P(
+    Cases, GdnPrefillTest,
+    ::testing::Values(
+        Case{"small_ragged", 1, 2, {{70}, {40, false, true}, {0}, {1}, {130, true}, {64}}},
+        Case{"small_given_norms", 2, 2, {{100, true}, {3, true, true}, {17}}, false},
+        Case{"small_strong_decay", 1, 1, {{150, true}}, true, 80},
+        Case{"small_negative_eigenvalues", 1, 1, {{192}}, true, 0.01f, 2},
+        Case{"small_min_tokens",
+             1,
+             3,
+             {{63}, {64, true}, {65}, {9, false, true}},
+             true,
+             0.2f,
+             1,
+             64},
+        Case{"qwen3_next", 16, 32, {{1000}, {5, true}, {300, true}}},
+        Case{"long", 4, 8, {{2050, true}}},
+        Case{"many_requests", 2, 8, std::vector<Request>(300, Request{66, true})},
+        Case{"share_of_eight", 1, 8, {{500}}}),
+    [](const ::testing::TestParamInfo<Case>& test) { return test.param.name; });
+
+}  // namespace
+}  // namespace fovea::kernels::cuda
