@@ -208,6 +208,58 @@ TEST_P(Speculation, CommittedPathsLeaveTheCacheOfTheirOwnRun) {
   }
 }
 
+// Arrays of a batch may be longer than it needs.
+template <typename T>
+std::vector<T> first_of(std::span<const T> values, size_t count) {
+  return {values.begin(), values.begin() + static_cast<int64_t>(count)};
+}
+
+// The batches of these tests are made from the definitions of a mask; describe() must derive them
+// from the parents alone.
+TEST_P(Speculation, DescriptionsAreTheBatchesThatBackendsVerify) {
+  const AttentionCase& test = GetParam().test;
+  const CaseData data = make_data(test);
+  const int32_t width = data.requests[0].q_len;
+  std::vector<int32_t> parents, lens, rows;
+  test::PagedStore store(test, data, test::Fill::poison);
+  for (size_t i = 0; i < data.requests.size(); ++i) {
+    const RequestData& tree = data.requests[i];
+    if (tree.q_len != width || width == 0) GTEST_SKIP() << "the requests' widths differ";
+    parents.insert(parents.end(), tree.parents.begin(), tree.parents.end());
+    lens.push_back(tree.cached());
+    rows.push_back(store.row(i));
+  }
+  test::PackedBatch batch(test, data, &store, test::whole_case(test), test::Fill::poison);
+  const BatchView want = batch.view();
+  if (want.requests != static_cast<int32_t>(lens.size())) GTEST_SKIP() << "the batch is padded";
+  std::vector<uint64_t> ancestors(parents.size());
+  std::vector<int32_t> positions(parents.size()), q_indptr(lens.size() + 1), kv_lens(lens.size());
+  std::vector<int64_t> out_slots(parents.size());
+  const DraftArrays arrays{.ancestors = ancestors,
+                           .positions = positions,
+                           .out_slots = out_slots,
+                           .q_indptr = q_indptr,
+                           .kv_lens = kv_lens};
+  const Drafts drafts{.requests = want.requests, .width = width, .parents = parents, .lens = lens};
+  const DraftPlaces places{want.table, rows};
+  ThreadPool threads(1);
+  make_speculation({want.requests, width}, {}, {}, &threads)->describe(drafts, places, arrays);
+  const BatchView got = draft_batch(drafts, places, arrays);
+  EXPECT_EQ(got.mode, want.mode);
+  EXPECT_EQ(got.tokens, want.tokens);
+  EXPECT_EQ(ancestors, first_of(want.masks.tree.ancestors, ancestors.size()));
+  EXPECT_EQ(q_indptr, first_of(want.q_indptr, q_indptr.size()));
+  EXPECT_EQ(kv_lens, first_of(want.kv_lens, kv_lens.size()));
+  EXPECT_EQ(rows, first_of(want.request_rows, rows.size()));
+  if (!want.positions.empty()) {
+    EXPECT_EQ(positions, first_of(want.positions, positions.size()));
+  }
+  for (size_t node = 0; node < parents.size(); ++node) {
+    if (want.out_slots[node] < 0) continue;  // the case has stored the token itself
+    EXPECT_EQ(out_slots[node], want.out_slots[node]) << node;
+  }
+}
+
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Speculation);
 INSTANTIATE_TEST_SUITE_P(Builtin, Speculation, ::testing::ValuesIn(trees()),
                          test::served_case_name);
