@@ -199,17 +199,23 @@ class StatePool {
   // All functions but in_use() throw Error{invalid_argument} naming an index that the pool does not
   // have or a slot that is not in use.
   virtual int32_t slots() const = 0;            // including slot 0
+  virtual Device device() const { return {}; }  // where the states are
   virtual bool in_use(int32_t slot) const = 0;  // false for slots that the pool does not have
   virtual StateLayerView layer(int32_t index) const = 0;
   virtual int32_t free_slots() const = 0;
   virtual std::optional<int32_t> allocate() = 0;  // zeroed; nullopt: full
   virtual void release(int32_t slot) = 0;
   virtual void copy(int32_t from, int32_t to) = 0;  // all layers: fork, snapshot, restore
+  // On a GPU: enqueues what allocate() and copy() do to the states since the last call, in their
+  // order, for work that is enqueued on the stream afterwards. Call it before plan(), outside of
+  // captures. On the CPU it does nothing.
+  virtual void publish(Stream /*stream*/) {}
 };
 
-// Allocates zeroed memory on the CPU for `slots` slots (>= 2, slot 0 included): slots *
+// Allocates zeroed memory on `device` for `slots` slots (>= 2, slot 0 included): slots *
 // bytes_per_slot bytes and alignment. Errors as make_kv_pool.
-std::unique_ptr<StatePool> make_state_pool(const StateCacheSpec& spec, int32_t slots);
+std::unique_ptr<StatePool> make_state_pool(const StateCacheSpec& spec, int32_t slots,
+                                           Device device = {});
 
 // Where the tokens of requests are stored: a row per request, an entry per token or per page. On a
 // GPU the entries are device memory.

@@ -25,6 +25,7 @@ nb::tuple arrays_of_states(const StatePool& pool, int32_t index, nb::handle owne
       dense_array(owner, view.state, DType::f32, {view.slots, spec.heads, spec.rows, spec.columns});
   conv.strides[0] = view.conv_slot_stride;
   state.strides[0] = view.state_slot_stride;
+  conv.device = state.device = dl_device(pool.device());
   return nb::make_tuple(conv, state);
 }
 
@@ -131,13 +132,14 @@ void bind_window_pool(nb::module_& module) {
 
 void bind_state_pool(nb::module_& module) {
   nb::class_<StatePool>(module, "StatePool",
-                        "Recurrent states of linear layers on the CPU, one slot per request. Slot "
-                        "0 is the dummy.")
-      .def(nb::new_([](nb::handle spec, nb::handle slots) {
+                        "Recurrent states of linear layers, one slot per request. Slot 0 is the "
+                        "dummy.")
+      .def(nb::new_([](nb::handle spec, nb::handle slots, nb::handle device) {
              return make_state_pool(value_from<StateCacheSpec>(spec, "spec"),
-                                    integer_from<int32_t>(slots, "slots"));
+                                    integer_from<int32_t>(slots, "slots"),
+                                    device_from(device, "device"));
            }),
-           nb::arg("spec"), nb::arg("slots"))
+           nb::arg("spec"), nb::arg("slots"), nb::arg("device") = "cpu")
       .def("allocate", &StatePool::allocate, "Returns a zeroed slot; None: the pool is full.")
       .def(
           "release",
@@ -152,6 +154,15 @@ void bind_state_pool(nb::module_& module) {
                       integer_from<int32_t>(target, "target"));
           },
           nb::arg("source"), nb::arg("target"), "Copies the states of all layers.")
+      .def(
+          "publish",
+          [](StatePool& self, nb::handle stream) {
+            self.publish(stream_from(stream, self.device(), nullptr));
+          },
+          nb::arg("stream") = nb::none(),
+          "On a GPU: enqueues what allocate() and copy() do to the states, for work that is "
+          "enqueued "
+          "on the stream afterwards.")
       .def(
           "in_use",
           [](const StatePool& self, nb::handle slot) {
@@ -168,6 +179,7 @@ void bind_state_pool(nb::module_& module) {
           "f32.")
       .def_prop_ro("spec", [](const StatePool& self) { return self.spec(); })
       .def_prop_ro("slots", &StatePool::slots)
+      .def_prop_ro("device", &StatePool::device)
       .def_prop_ro("free_slots", &StatePool::free_slots);
 }
 

@@ -218,12 +218,14 @@ def test_window_pool():
 def test_state_pool():
     spec = fovea.StateCacheSpec(conv_dim=6, conv_width=4, heads=2, rows=3, columns=4)
     pool = fovea.StatePool(spec, 3)
+    assert str(pool.device) == "cpu"
     first, second = pool.allocate(), pool.allocate()
     assert {first, second} == {1, 2} and pool.allocate() is None and pool.free_slots == 0
     conv, state = (np.from_dlpack(array) for array in pool.layer(0))
     assert conv.shape == (3, 6, 3) and state.shape == (3, 2, 3, 4)
     state[first] = 7
     pool.copy(first, second)
+    pool.publish()
     assert (state[second] == 7).all()
     pool.release(first)
     assert not pool.in_use(first) and pool.in_use(second)

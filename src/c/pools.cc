@@ -143,11 +143,11 @@ fovea_status fovea_window_kv_pool_usable_prefix(const fovea_kv_pool* pool,
 }
 
 fovea_status fovea_state_pool_create(const fovea_state_cache_spec* spec, int32_t slots,
-                                     fovea_state_pool** pool) {
+                                     fovea_device device, fovea_state_pool** pool) {
   return guarded([&] {
     clear_handle(pool, "pool");
     auto made = std::make_unique<fovea_state_pool>();
-    made->object = fovea::make_state_pool(to_spec(spec), slots);
+    made->object = fovea::make_state_pool(to_spec(spec), slots, to_device(device));
     give_handle(std::move(made), pool);
   });
 }
@@ -173,6 +173,10 @@ fovea_status fovea_state_pool_release(fovea_state_pool* pool, int32_t slot) {
 
 fovea_status fovea_state_pool_copy(fovea_state_pool* pool, int32_t from, int32_t to) {
   return guarded([&] { state_pool(pool).copy(from, to); });
+}
+
+fovea_status fovea_state_pool_publish(fovea_state_pool* pool, void* stream) {
+  return guarded([&] { state_pool(pool).publish(static_cast<fovea::Stream>(stream)); });
 }
 
 fovea_status fovea_state_pool_free_slots(const fovea_state_pool* pool, int32_t* slots) {

@@ -104,6 +104,13 @@ void copy_to_host(void* to, const void* from, size_t bytes, Stream stream) {
   if (bytes) check(driver().copy_to_host(to, address_of(from), bytes, stream), "cuMemcpyDtoHAsync");
 }
 
+void copy_on_device(void* to, const void* from, size_t bytes, Stream stream) {
+  if (bytes) {
+    check(driver().copy_on_device(address_of(to), address_of(from), bytes, stream),
+          "cuMemcpyDtoDAsync");
+  }
+}
+
 void fill_bytes(void* to, uint8_t value, size_t bytes, Stream stream) {
   if (bytes) check(driver().fill_bytes(address_of(to), value, bytes, stream), "cuMemsetD8Async");
 }

@@ -96,6 +96,7 @@ class PinnedBuffer {
 // Copies are ordered by the stream. Host memory must stay valid until the copy has completed.
 void copy_to_device(void* to, const void* from, size_t bytes, Stream stream);
 void copy_to_host(void* to, const void* from, size_t bytes, Stream stream);
+void copy_on_device(void* to, const void* from, size_t bytes, Stream stream);
 void fill_bytes(void* to, uint8_t value, size_t bytes, Stream stream);
 void fill_floats(float* to, float value, size_t count, Stream stream);
 void synchronize(Stream stream);

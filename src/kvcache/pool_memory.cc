@@ -22,24 +22,30 @@ void initialise_scales(const KvPoolLayout& layout, char* base, int32_t layers, F
 
 }  // namespace
 
-PoolMemory::PoolMemory(const KvPoolLayout& layout, int32_t layers, Device device, const char* what)
-    : device_(device) {
+PoolMemory::PoolMemory(int64_t bytes, Device device, const char* what) : device_(device) {
   check_device(device, "device");
   if (device.kind == DeviceKind::cpu) {
-    cpu_.emplace(layout.total_bytes, what);
+    cpu_.emplace(bytes, what);
     data_ = cpu_->data();
-    initialise_scales(layout, data_, layers,
-                      [](float* scales, size_t count) { std::fill_n(scales, count, 1.0f); });
     return;
   }
-  const auto bytes = static_cast<size_t>(layout.total_bytes);
   try {
-    gpu_.emplace(device.index, bytes);
+    gpu_.emplace(device.index, static_cast<size_t>(bytes));
   } catch (const Error& error) {
     throw Error(error.code(), fmt::format("{} on {}: {}", what, device_name(device), error.what()));
   }
   data_ = gpu_->buffer.data<char>();
-  gpu::fill_bytes(data_, 0, bytes, nullptr);
+  gpu::fill_bytes(data_, 0, static_cast<size_t>(bytes), nullptr);
+  gpu::synchronize(nullptr);
+}
+
+PoolMemory::PoolMemory(const KvPoolLayout& layout, int32_t layers, Device device, const char* what)
+    : PoolMemory(layout.total_bytes, device, what) {
+  if (!gpu_) {
+    initialise_scales(layout, data_, layers,
+                      [](float* scales, size_t count) { std::fill_n(scales, count, 1.0f); });
+    return;
+  }
   initialise_scales(layout, data_, layers, [](float* scales, size_t count) {
     gpu::fill_floats(scales, 1, count, nullptr);
   });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The block of memory of a KV pool, on the CPU or on a GPU.
+// The block of memory of a pool, on the CPU or on a GPU.
 #pragma once
 
 #include <optional>
@@ -12,8 +12,9 @@ namespace fovea {
 
 class PoolMemory {
  public:
-  // Zeroes the memory; scales supplied by the caller start at 1. Throws the errors of make_kv_pool,
-  // in which `what` names the pool.
+  // Zeroes the memory. Throws the errors of make_kv_pool, in which `what` names the pool.
+  PoolMemory(int64_t bytes, Device device, const char* what);
+  // The memory of a KV pool, in which scales supplied by the caller start at 1.
   PoolMemory(const KvPoolLayout& layout, int32_t layers, Device device, const char* what);
 
   char* data() const { return data_; }

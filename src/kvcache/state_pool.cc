@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstring>
+#include <utility>
+#include <vector>
 
 #include "core/check.h"
 #include "core/checked_math.h"
 #include "core/memory_error.h"
 #include "fovea/kv_cache.h"
 #include "kvcache/pool_layout.h"
-#include "kvcache/zeroed_memory.h"
+#include "kvcache/pool_memory.h"
 
 namespace fovea {
 namespace {
@@ -29,15 +31,15 @@ SlotSize slot_size(const StateCacheSpec& spec) {
           checked_product(kWhat, {spec.heads, spec.rows, spec.columns})};
 }
 
-class CpuStatePool final : public StatePool {
+class SlotStatePool final : public StatePool {
  public:
-  CpuStatePool(const StateCacheSpec& spec, int32_t slots)
+  SlotStatePool(const StateCacheSpec& spec, int32_t slots, Device device)
       : spec_(spec),
         slots_(slots),
         slot_(slot_size(spec)),
         conv_bytes_(array_bytes(slot_.conv)),
         layer_bytes_(checked_sum(kWhat, {conv_bytes_, array_bytes(slot_.state)})),
-        memory_(checked_product(kWhat, {layer_bytes_, spec.layers}), "the state pool"),
+        memory_(checked_product(kWhat, {layer_bytes_, spec.layers}), device, "the state pool"),
         in_use_(static_cast<size_t>(slots)),
         used_before_(static_cast<size_t>(slots)) {
     free_.reserve(static_cast<size_t>(slots));
@@ -46,6 +48,7 @@ class CpuStatePool final : public StatePool {
 
   const StateCacheSpec& spec() const override { return spec_; }
   int32_t slots() const override { return slots_; }
+  Device device() const override { return memory_.device(); }
   int32_t free_slots() const override { return static_cast<int32_t>(free_.size()); }
 
   bool in_use(int32_t slot) const override {
@@ -61,17 +64,10 @@ class CpuStatePool final : public StatePool {
   std::optional<int32_t> allocate() override {
     if (free_.empty()) return std::nullopt;
     const int32_t slot = free_.back();
-    free_.pop_back();
     const auto index = static_cast<size_t>(slot);
-    in_use_[index] = true;
-    if (used_before_[index]) {
-      for (int32_t i = 0; i < spec_.layers; ++i) {
-        const StateLayerView layer = view(i);
-        std::memset(layer.conv + slot * slot_.conv, 0, float_bytes(slot_.conv));
-        std::memset(layer.state + slot * slot_.state, 0, float_bytes(slot_.state));
-      }
-    }
-    used_before_[index] = true;
+    if (used_before_[index]) change({kZeros, slot});
+    free_.pop_back();
+    used_before_[index] = in_use_[index] = true;
     return slot;
   }
 
@@ -84,17 +80,62 @@ class CpuStatePool final : public StatePool {
   void copy(int32_t from, int32_t to) override {
     check_in_use(from);
     check_in_use(to);
-    if (from == to) return;
-    for (int32_t i = 0; i < spec_.layers; ++i) {
-      const StateLayerView layer = view(i);
-      std::memcpy(layer.conv + to * slot_.conv, layer.conv + from * slot_.conv,
-                  float_bytes(slot_.conv));
-      std::memcpy(layer.state + to * slot_.state, layer.state + from * slot_.state,
-                  float_bytes(slot_.state));
+    if (from != to) change({from, to});
+  }
+
+  void publish(Stream stream) override {
+    if (changes_.empty()) return;
+    memory_.context()->bind();
+    for (const Change& change : changes_) {
+      apply(
+          change, [&](float* to, size_t bytes) { gpu::fill_bytes(to, 0, bytes, stream); },
+          [&](float* to, const float* from, size_t bytes) {
+            gpu::copy_on_device(to, from, bytes, stream);
+          });
     }
+    changes_.clear();
   }
 
  private:
+  static constexpr int32_t kZeros = -1;
+  struct Change {
+    int32_t from, to;  // from kZeros: clears the slot
+  };
+
+  // Changes a slot in all layers: on a GPU by the next publish().
+  void change(const Change& change) {
+    if (memory_.context() == nullptr) {
+      apply(
+          change, [](float* to, size_t bytes) { std::memset(to, 0, bytes); },
+          [](float* to, const float* from, size_t bytes) { std::memcpy(to, from, bytes); });
+      return;
+    }
+    // A new slot that becomes a copy at once needs no zeros.
+    const bool replaces =
+        !changes_.empty() && changes_.back().from == kZeros && changes_.back().to == change.to;
+    if (replaces) {
+      changes_.back() = change;
+    } else {
+      changes_.push_back(change);
+    }
+  }
+
+  template <typename Clear, typename Copy>
+  void apply(const Change& change, const Clear& clear, const Copy& copy) const {
+    for (int32_t i = 0; i < spec_.layers; ++i) {
+      const StateLayerView layer = view(i);
+      for (const auto& [array, floats] :
+           {std::pair{layer.conv, slot_.conv}, std::pair{layer.state, slot_.state}}) {
+        float* const to = array + change.to * floats;
+        if (change.from == kZeros) {
+          clear(to, float_bytes(floats));
+        } else {
+          copy(to, array + change.from * floats, float_bytes(floats));
+        }
+      }
+    }
+  }
+
   static size_t float_bytes(int64_t count) { return static_cast<size_t>(count) * sizeof(float); }
 
   int64_t array_bytes(int64_t floats_per_slot) const {
@@ -122,10 +163,11 @@ class CpuStatePool final : public StatePool {
   SlotSize slot_;
   int64_t conv_bytes_;
   int64_t layer_bytes_;
-  ZeroedMemory memory_;
+  PoolMemory memory_;
   std::vector<int32_t> free_;
   std::vector<bool> in_use_;
-  std::vector<bool> used_before_;  // false while the system's zeros are untouched
+  std::vector<bool> used_before_;  // false while the zeros of the beginning are untouched
+  std::vector<Change> changes_;    // on a GPU, since the last publish()
 };
 
 }  // namespace
@@ -136,9 +178,10 @@ size_t StateCacheSpec::bytes_per_slot() const {
       kWhat, {checked_sum(kWhat, {slot.conv, slot.state}), int64_t{sizeof(float)}, layers}));
 }
 
-std::unique_ptr<StatePool> make_state_pool(const StateCacheSpec& spec, int32_t slots) {
+std::unique_ptr<StatePool> make_state_pool(const StateCacheSpec& spec, int32_t slots,
+                                           Device device) {
   check_argument(slots >= 2, "slots is {}, must be at least 2: slot 0 is reserved", slots);
-  return name_memory([&] { return std::make_unique<CpuStatePool>(spec, slots); },
+  return name_memory([&] { return std::make_unique<SlotStatePool>(spec, slots, device); },
                      "a state pool of {} slots", slots);
 }
 

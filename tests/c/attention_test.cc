@@ -188,7 +188,8 @@ TEST(AttentionInC, LinearLayersGiveTheSameBits) {
     state.columns = pool.columns;
     fovea_state_pool* states = nullptr;
     fovea_thread_pool* threads = nullptr;
-    ASSERT_EQ(fovea_state_pool_create(&state, 2, &states), FOVEA_OK) << fovea_last_error();
+    ASSERT_EQ(fovea_state_pool_create(&state, 2, {FOVEA_CPU, 0}, &states), FOVEA_OK)
+        << fovea_last_error();
     ASSERT_EQ(fovea_thread_pool_create(1, &threads), FOVEA_OK);
     fovea_backend* const backend = linear_backend(
         test, {.max_tokens = length, .max_q_len = length, .max_kv_len = length}, states, threads);

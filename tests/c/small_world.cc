@@ -85,7 +85,7 @@ void SmallWorld::make_handles() {
   check_status(fovea_kv_pool_create(&cache, kWorldPages, cpu, &pool));
   check_status(fovea_window_kv_pool_create(&window_cache, 4, int64_t{kWorldPages} * kWorldPageSize,
                                            cpu, &window_pool));
-  check_status(fovea_state_pool_create(&state, 4, &states));
+  check_status(fovea_state_pool_create(&state, 4, cpu, &states));
   check_status(fovea_prefix_cache_create(allocator, nullptr, &prefix_cache));
   check_status(fovea_backend_create(selection, pool, nullptr, threads, &backend));
   check_status(fovea_backend_reserve(backend, &limits, nullptr, 0));

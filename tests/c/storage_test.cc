@@ -145,6 +145,7 @@ TEST(StorageInC, StatePool) {
   view.state[a * view.state_slot_stride + 5] = 3;
   view.conv[a * view.conv_slot_stride + 5] = 4;
   ASSERT_EQ(fovea_state_pool_copy(world.states, a, b), FOVEA_OK);
+  EXPECT_EQ(fovea_state_pool_publish(world.states, nullptr), FOVEA_OK);
   EXPECT_EQ(view.state[b * view.state_slot_stride + 5], 3);
   EXPECT_EQ(view.conv[b * view.conv_slot_stride + 5], 4);
   EXPECT_EQ(fovea_state_pool_release(world.states, a), FOVEA_OK);

@@ -101,5 +101,59 @@ TEST_F(GpuPool, PublishedSlotMapsAreThoseOfTheHost) {
   EXPECT_EQ(on_device(), on_host());
 }
 
+// allocate() and copy() take effect in their order when they are published, after earlier work of
+// the stream.
+TEST_F(GpuPool, StatesChangeWhenTheyArePublished) {
+  const StateCacheSpec spec{
+      .layers = 2, .conv_dim = 3, .conv_width = 3, .heads = 2, .rows = 3, .columns = 4};
+  const auto pool = make_state_pool(spec, 4, kGpu);
+  EXPECT_EQ(pool->device(), kGpu);
+  const gpu::OwnedStream stream;
+  const auto write = [&](int32_t slot, float value) {
+    for (int32_t i = 0; i < spec.layers; ++i) {
+      const StateLayerView view = pool->layer(i);
+      const float offset = value + static_cast<float>(i) / 2;
+      gpu::fill_floats(view.conv + slot * view.conv_slot_stride, offset, 6, stream.get());
+      gpu::fill_floats(view.state + slot * view.state_slot_stride, offset, 24, stream.get());
+    }
+  };
+  const auto expect = [&](int32_t slot, float value, bool zero = false) {
+    gpu::synchronize(stream.get());
+    for (int32_t i = 0; i < spec.layers; ++i) {
+      const StateLayerView view = pool->layer(i);
+      const float want = zero ? 0 : value + static_cast<float>(i) / 2;
+      EXPECT_EQ(read(view.conv + slot * view.conv_slot_stride, 6), std::vector<float>(6, want));
+      EXPECT_EQ(read(view.state + slot * view.state_slot_stride, 24), std::vector<float>(24, want));
+    }
+  };
+  const int32_t a = pool->allocate().value(), b = pool->allocate().value();
+  expect(a, 0, true);
+  write(a, 3);
+  write(b, 5);
+  pool->copy(a, b);
+  expect(b, 5);  // not yet
+  pool->publish(stream.get());
+  expect(a, 3);
+  expect(b, 3);
+  // A slot that is used again becomes zeros, or at once a copy.
+  pool->release(a);
+  const int32_t again = pool->allocate().value(), c = pool->allocate().value();
+  EXPECT_EQ(again, a);
+  write(c, 7);
+  pool->copy(b, c);
+  pool->publish(stream.get());
+  expect(a, 0, true);
+  expect(c, 3);
+  write(b, 9);
+  pool->release(a);
+  EXPECT_EQ(pool->allocate(), a);
+  pool->copy(b, a);
+  pool->publish(stream.get());
+  expect(a, 9);
+  expect(c, 3);
+  pool->publish(stream.get());  // nothing is left
+  expect(a, 9);
+}
+
 }  // namespace
 }  // namespace fovea

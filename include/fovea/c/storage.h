@@ -139,16 +139,19 @@ FOVEA_C_API fovea_status fovea_window_kv_pool_usable_prefix(const fovea_kv_pool*
                                                             const int64_t* full_pages, size_t count,
                                                             int32_t* tokens);
 
-// Recurrent states, one slot per request, on the CPU. Slot 0 is reserved.
+// Recurrent states, one slot per request. Slot 0 is reserved.
 typedef struct fovea_state_pool fovea_state_pool;
 FOVEA_C_API fovea_status fovea_state_pool_create(const fovea_state_cache_spec* spec, int32_t slots,
-                                                 fovea_state_pool** pool);
+                                                 fovea_device device, fovea_state_pool** pool);
 FOVEA_C_API fovea_status fovea_state_pool_destroy(fovea_state_pool* pool);
 // Takes a zeroed slot. FOVEA_FULL: all are in use.
 FOVEA_C_API fovea_status fovea_state_pool_allocate(fovea_state_pool* pool, int32_t* slot);
 FOVEA_C_API fovea_status fovea_state_pool_release(fovea_state_pool* pool, int32_t slot);
 // Copies the states of all layers: fork, snapshot, restore.
 FOVEA_C_API fovea_status fovea_state_pool_copy(fovea_state_pool* pool, int32_t from, int32_t to);
+// On a GPU: enqueues what allocate and copy do to the states since the last call, for work that is
+// enqueued on the stream afterwards.
+FOVEA_C_API fovea_status fovea_state_pool_publish(fovea_state_pool* pool, void* stream);
 FOVEA_C_API fovea_status fovea_state_pool_free_slots(const fovea_state_pool* pool, int32_t* slots);
 // Sets *in_use to 1 if the slot is in use, to 0 also for slots that the pool does not have.
 FOVEA_C_API fovea_status fovea_state_pool_in_use(const fovea_state_pool* pool, int32_t slot,

@@ -227,6 +227,10 @@ void validate_state_pool(const BackendContext& context) {
   const StatePool& pool = *context.state;
   const StateCacheSpec& spec = pool.spec();
   validate_state(context.spec, spec);
+  check_device(context.device, "the backend's device");
+  check_device(pool.device(), "the state pool's device");
+  check_argument(pool.device() == context.device, "the state pool is on {}, the backend on {}",
+                 device_name(pool.device()), device_name(context.device));
   check_argument(pool.slots() >= 2,
                  "the state pool has {} slots, must have at least 2: slot 0 is reserved",
                  pool.slots());
