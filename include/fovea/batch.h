@@ -100,7 +100,7 @@ struct CrossBatch {
   TokenTable table = {};               // rows as BatchView::request_rows
 };
 
-// States of linear layers.
+// States of linear layers. On a GPU, slots that the pool does not have count as -1.
 struct LinearBatch {
   // [requests] the state slot of each request, owned by it alone; -1 for padding, which reads and
   // writes no state.

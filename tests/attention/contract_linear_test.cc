@@ -13,14 +13,16 @@
 #include "support/expect_error.h"
 #include "support/linear_case.h"
 #include "support/packed_batch.h"
-#include "support/poison.h"
+#include "support/run_linear.h"
+#include "support/test_device.h"
 
 namespace fovea {
 namespace {
 
-using test::Fill;
+using test::kSnapshots;
 using test::LinearCase;
 using test::LinearData;
+using test::LinearRun;
 using test::Piece;
 
 struct Contract {
@@ -32,21 +34,9 @@ void PrintTo(const Contract& contract, std::ostream* to) {
   *to << contract.entry.name << " on " << contract.test.name;
 }
 
-BackendRequest request_of(const LinearCase& test, int threads) {
-  BackendRequest request;
-  request.spec = test.spec;
-  request.device = cpu_device();
-  request.device.cores = threads;
-  request.limits.max_requests = static_cast<int32_t>(test.lengths.size()) + 1;
-  request.limits.max_q_len = *std::max_element(test.lengths.begin(), test.lengths.end());
-  request.limits.max_kv_len = request.limits.max_q_len;
-  request.limits.max_tokens = 0;
-  for (int32_t length : test.lengths) request.limits.max_tokens += length + 1;
-  return request;
-}
-
 std::vector<Contract> contracts() {
   std::vector<Contract> contracts;
+  if (!test::why_no_test_device().empty()) return contracts;
   const BackendRegistry registry = BackendRegistry::builtin();
   for (const BackendEntry& entry : registry.entries()) {
     for (const LinearCase& test : test::linear_cases()) {
@@ -55,141 +45,6 @@ std::vector<Contract> contracts() {
   }
   return contracts;
 }
-
-constexpr int32_t kSnapshots = 6;
-
-// One backend over one state pool whose slots hold NaN until a request starts in them.
-class LinearRun {
- public:
-  LinearRun(const Contract& contract, const LinearData& data, int threads)
-      : test_(contract.test),
-        data_(data),
-        threads_(threads),
-        pool_(make_state_pool(test::state_spec(test_),
-                              static_cast<int32_t>(test_.lengths.size()) + 2 + kSnapshots)),
-        workspace_(contract.entry.workspace_bytes(request_of(test_, threads)), Fill::poison) {
-    // In reverse, so that slot and request numbers differ; slot 0 and the last stay free.
-    for (size_t i = test_.lengths.size(); i > 0; --i) slots_.push_back(static_cast<int32_t>(i));
-    poison_states();
-    BackendContext context;
-    context.spec = test_.spec;
-    context.state = pool_.get();
-    context.threads = &threads_;
-    backend_ = contract.entry.create(context);
-    backend_->reserve(request_of(test_, threads).limits, workspace_.bytes());
-  }
-
-  // Returns the outputs of the batch's rows. A piece of request -1 is padding with state slot -1.
-  // snapshots[t]: the snapshot that the state after token t becomes, -1: none.
-  std::vector<float> run(const std::vector<Piece>& pieces,
-                         const std::vector<int32_t>& snapshots = {}) {
-    Arrays arrays;
-    for (const Piece& piece : pieces) append(piece, arrays);
-    for (int32_t snapshot : snapshots) {
-      arrays.snapshot_slots.push_back(snapshot == -1 ? -1 : snapshot_slot(snapshot));
-    }
-    const auto tokens = static_cast<int32_t>(arrays.q_indptr.back());
-    const int64_t width = int64_t{test_.spec.linear.value_heads} * test_.spec.linear.value_dim;
-    std::vector<float> out(static_cast<size_t>((tokens + 2) * width), NAN);
-    BatchView batch;
-    batch.mode = ForwardMode::mixed;
-    batch.requests = static_cast<int32_t>(pieces.size());
-    batch.tokens = tokens;
-    batch.q_indptr = arrays.q_indptr;
-    batch.kv_lens = arrays.kv_lens;
-    batch.linear.state_slots = arrays.state_slots;
-    if (!snapshots.empty()) batch.linear.snapshot_slots = arrays.snapshot_slots;
-    for (const Piece& piece : pieces) {
-      batch.hints.max_q_len = std::max(batch.hints.max_q_len, piece.end - piece.begin);
-      batch.hints.max_kv_len = std::max(batch.hints.max_kv_len, piece.end);
-    }
-    LayerTensors layer;
-    layer.layer = 1;
-    layer.out = dense_rows(out.data(), DType::f32, test_.spec.linear.value_heads,
-                           test_.spec.linear.value_dim);
-    layer.linear.mixed = arrays.mixed.data();
-    layer.linear.log_decay = arrays.log_decay.data();
-    layer.linear.beta = arrays.beta.data();
-    if (test_.spec.linear.conv_width > 0) layer.linear.conv_weight = data_.conv_weight.data();
-    if (test_.spec.linear.conv_width > 0 && test_.conv_bias) {
-      layer.linear.conv_bias = data_.conv_bias.data();
-    }
-    const bool mamba2 = test_.spec.kind == AttentionKind::mamba2;
-    if (mamba2 && test_.skip) layer.linear.skip = data_.skip.data();
-    layer.linear.l2_normalise_qk = !mamba2 && test_.l2_normalise;
-    backend_->plan(batch);
-    backend_->forward(layer);
-    EXPECT_TRUE(workspace_.guards_intact());
-    const auto live = out.begin() + tokens * width;
-    EXPECT_TRUE(std::all_of(live, out.end(), [](float x) { return std::isnan(x); }));
-    out.erase(live, out.end());
-    return out;
-  }
-
-  // Returns the error of a forward() after a plan() that was refused.
-  std::string error_behind_a_refused_plan() {
-    BatchView wrong;
-    wrong.mode = ForwardMode::mixed;
-    wrong.requests = static_cast<int32_t>(test_.lengths.size()) + 2;
-    test::expect_invalid("requests is", [&] { backend_->plan(wrong); });
-    return test::error_of([&] { backend_->forward({}); });
-  }
-
-  // Lets the request continue from a snapshot.
-  void restore(size_t request, int32_t snapshot) { slots_[request] = snapshot_slot(snapshot); }
-
-  // Checks that the other layer and unused slots have not changed.
-  bool others_untouched() const {
-    const auto all_nan = [](const float* from, int64_t count) {
-      return std::all_of(from, from + count, [](float x) { return std::isnan(x); });
-    };
-    const StateLayerView other = pool_->layer(0), own = pool_->layer(1);
-    return all_nan(other.state, other.state_slot_stride * other.slots) &&
-           all_nan(own.state, own.state_slot_stride) &&
-           all_nan(own.state + (own.slots - 1) * own.state_slot_stride, own.state_slot_stride);
-  }
-
- private:
-  struct Arrays {
-    std::vector<int32_t> q_indptr = {0}, kv_lens, state_slots, snapshot_slots;
-    std::vector<float> mixed, log_decay, beta;
-  };
-
-  void poison_states() {
-    for (int32_t index = 0; index < 2; ++index) {
-      const StateLayerView layer = pool_->layer(index);
-      std::fill_n(layer.state, layer.state_slot_stride * layer.slots, NAN);
-      std::fill_n(layer.conv, layer.conv_slot_stride * layer.slots, NAN);
-    }
-  }
-
-  void append(const Piece& piece, Arrays& to) const {
-    const bool padding = piece.request >= data_.sequences.size();
-    const LinearSequence& sequence = data_.sequences[padding ? 0 : piece.request];
-    const auto add = [&](const std::vector<float>& from, int64_t width, std::vector<float>& rows) {
-      rows.insert(rows.end(), from.begin() + piece.begin * width, from.begin() + piece.end * width);
-    };
-    add(sequence.mixed, test_.spec.linear.conv_dim(), to.mixed);
-    add(sequence.log_decay, test_.spec.linear.value_heads, to.log_decay);
-    add(sequence.beta, test_.spec.linear.value_heads, to.beta);
-    to.q_indptr.push_back(to.q_indptr.back() + piece.end - piece.begin);
-    to.kv_lens.push_back(piece.end);
-    to.state_slots.push_back(padding ? -1 : slots_[piece.request]);
-  }
-
-  int32_t snapshot_slot(int32_t snapshot) const {
-    return static_cast<int32_t>(data_.sequences.size()) + 1 + snapshot;
-  }
-
-  using LinearSequence = test::LinearSequence;
-  const LinearCase& test_;
-  const LinearData& data_;
-  ThreadPool threads_;
-  std::vector<int32_t> slots_;  // state slot of each sequence
-  std::unique_ptr<StatePool> pool_;
-  test::GuardedBuffer workspace_;
-  std::unique_ptr<AttentionBackend> backend_;
-};
 
 // Runs every sequence in pieces of `size` tokens: one batch per round with all unfinished
 // sequences.
@@ -231,7 +86,7 @@ TEST_P(Linear, MatchesTheOracleInPiecesOfAnySize) {
   const LinearData data = make_data(test());
   for (int32_t size : {1000, 64, 3, 1}) {
     SCOPED_TRACE(size);
-    LinearRun run(GetParam(), data, 2);
+    LinearRun run(GetParam().entry, test(), data, 2);
     expect_oracle(data, in_pieces(run, test(), size));
     EXPECT_TRUE(run.others_untouched());
   }
@@ -239,10 +94,10 @@ TEST_P(Linear, MatchesTheOracleInPiecesOfAnySize) {
 
 TEST_P(Linear, ThreadCountsChangeNoBit) {
   const LinearData data = make_data(test());
-  LinearRun one(GetParam(), data, 1);
+  LinearRun one(GetParam().entry, test(), data, 1);
   const auto want = in_pieces(one, test(), 50);
   for (int threads : {2, 3}) {
-    LinearRun several(GetParam(), data, threads);
+    LinearRun several(GetParam().entry, test(), data, threads);
     EXPECT_EQ(in_pieces(several, test(), 50), want) << threads << " threads";
   }
 }
@@ -254,13 +109,13 @@ TEST_P(Linear, BatchInvariantRowsDependOnTheirTokensOnly) {
     GTEST_SKIP() << "rejects batch_invariant";
   }
   const LinearData data = make_data(contract.test);
-  LinearRun whole(contract, data, 1);
+  LinearRun whole(contract.entry, contract.test, data, 1);
   const auto want = in_pieces(whole, contract.test, 1000);
   for (int32_t size : {64, 7, 1}) {
-    LinearRun run(contract, data, 2);
+    LinearRun run(contract.entry, contract.test, data, 2);
     EXPECT_EQ(in_pieces(run, contract.test, size), want) << "pieces of " << size;
   }
-  LinearRun alone(contract, data, 1);
+  LinearRun alone(contract.entry, contract.test, data, 1);
   for (size_t i = 0; i < want.size(); ++i) {
     EXPECT_EQ(alone.run({{i, 0, contract.test.lengths[i]}}), want[i]) << "sequence " << i;
   }
@@ -268,7 +123,7 @@ TEST_P(Linear, BatchInvariantRowsDependOnTheirTokensOnly) {
 
 TEST_P(Linear, APlanThatFailsLeavesNone) {
   const LinearData data = make_data(test());
-  LinearRun run(GetParam(), data, 1);
+  LinearRun run(GetParam().entry, test(), data, 1);
   (void)run.run({{0, 0, 1}});
   EXPECT_EQ(run.error_behind_a_refused_plan(), "forward() without a plan");
 }
@@ -276,7 +131,7 @@ TEST_P(Linear, APlanThatFailsLeavesNone) {
 // Padding gives zeros and touches no state; requests without tokens touch nothing either.
 TEST_P(Linear, PaddingIsZeroAndWritesNothing) {
   const LinearData data = make_data(test());
-  LinearRun run(GetParam(), data, 2);
+  LinearRun run(GetParam().entry, test(), data, 2);
   const size_t padding = test().lengths.size();
   const size_t width =
       test().spec.linear.value_heads * static_cast<size_t>(test().spec.linear.value_dim);
@@ -306,14 +161,14 @@ TEST_P(Linear, SnapshotsUndoRejectedDrafts) {
   const size_t other = longest == 0 ? 1 : 0;
   const int32_t length = test().lengths[longest];
   const int32_t drafted = std::min(kSnapshots, length - 2);
-  LinearRun whole(GetParam(), data, 1);
+  LinearRun whole(GetParam().entry, test(), data, 1);
   const std::vector<float> want = whole.run({{longest, 0, length}});
   const size_t width =
       test().spec.linear.value_heads * static_cast<size_t>(test().spec.linear.value_dim);
   for (int32_t prompt : {0, 1}) {  // the first draft starts from nothing, or from a state
     for (int32_t accepted = 1; accepted <= drafted; ++accepted) {
       SCOPED_TRACE(fmt::format("{} of {} tokens accepted after {}", accepted, drafted, prompt));
-      LinearRun run(GetParam(), data, 2);
+      LinearRun run(GetParam().entry, test(), data, 2);
       std::vector<float> out;
       if (prompt > 0) out = run.run({{longest, 0, prompt}});
       // With other requests, and after a token without a snapshot.
@@ -336,8 +191,9 @@ std::string error_of_snapshots(LinearRun& run, const std::vector<int32_t>& snaps
 }
 
 TEST_P(Linear, SnapshotsGoToSlotsOfTheirOwn) {
+  if (test::on_gpu()) GTEST_SKIP() << "the host does not see slots of a GPU";
   const LinearData data = make_data(test());
-  LinearRun run(GetParam(), data, 1);
+  LinearRun run(GetParam().entry, test(), data, 1);
   const auto requests = static_cast<int32_t>(test().lengths.size());
   const std::string beyond = error_of_snapshots(run, {-1, kSnapshots + 1});
   EXPECT_EQ(beyond, fmt::format("linear.snapshot_slots[1] is {0}, must be in [-1, {0})",
@@ -351,18 +207,83 @@ TEST_P(Linear, SnapshotsGoToSlotsOfTheirOwn) {
 }
 
 TEST_P(Linear, RequestsHaveStatesOfTheirOwn) {
+  if (test::on_gpu()) GTEST_SKIP() << "the host does not see slots of a GPU";
   const LinearData data = make_data(test());
-  LinearRun run(GetParam(), data, 1);
+  LinearRun run(GetParam().entry, test(), data, 1);
   test::expect_invalid(", which is linear.state_slots[0]", [&] {
     run.run({{1, 0, 2}, {1, 0, 2}});
   });
 }
 
+// A captured pass serves any lengths and slots: prompts, single tokens, padding and nothing at all.
+TEST_P(Linear, GraphReplayEqualsEager) {
+  if (!test::on_gpu()) GTEST_SKIP() << "a CPU has no graphs";
+  const LinearData data = make_data(test());
+  const size_t padding = test().lengths.size();
+  const auto longest = static_cast<size_t>(
+      std::max_element(test().lengths.begin(), test().lengths.end()) - test().lengths.begin());
+  const size_t other = longest == 0 ? 1 : 0;
+  const int32_t length = test().lengths[longest];
+  const std::vector<std::vector<Piece>> batches = {
+      {{longest, 0, length - 3}, {other, 0, 1}, {padding, 0, 1}},
+      {{longest, length - 3, length - 2}, {padding, 0, 0}, {padding, 0, 0}},
+      {{padding, 0, 1}, {longest, length - 2, length}, {other, 0, 0}},
+  };
+  LinearRun eager(GetParam().entry, test(), data, 1), replayed(GetParam().entry, test(), data, 1);
+  const auto outputs = replayed.replay(batches, ForwardMode::mixed);
+  for (size_t i = 0; i < batches.size(); ++i) {
+    EXPECT_EQ(outputs[i], eager.run(batches[i])) << "batch " << i;
+  }
+  EXPECT_TRUE(replayed.others_untouched());
+}
+
+// Passes with one token a request give the bits of those with any number.
+TEST_P(Linear, DecodeEqualsMixed) {
+  const LinearData data = make_data(test());
+  LinearRun mixed(GetParam().entry, test(), data, 1), decode(GetParam().entry, test(), data, 1);
+  const std::vector<int32_t>& lengths = test().lengths;
+  const auto longest = static_cast<size_t>(std::ranges::max_element(lengths) - lengths.begin());
+  for (int32_t t = 0; t < 3; ++t) {
+    std::vector<Piece> pieces = {{lengths.size(), 0, 1}};  // padding
+    std::vector<int32_t> snapshots = {-1};
+    for (size_t i = 0; i < lengths.size(); ++i) {
+      const bool runs = t < lengths[i];
+      pieces.push_back({i, runs ? t : 0, runs ? t + 1 : 0});
+      if (runs) snapshots.push_back(i == longest ? t : -1);
+    }
+    EXPECT_EQ(decode.run(pieces, snapshots, ForwardMode::decode), mixed.run(pieces, snapshots))
+        << "token " << t;
+  }
+  for (LinearRun* run : {&mixed, &decode}) run->restore(longest, 1);
+  const std::vector<Piece> next = {{longest, 2, 3}};
+  EXPECT_EQ(decode.run(next, {}, ForwardMode::decode), mixed.run(next));
+  EXPECT_TRUE(decode.others_untouched());
+}
+
+// Slots that the pool does not have count as padding.
+TEST_P(Linear, WildSlotsHarmNobody) {
+  if (!test::on_gpu()) GTEST_SKIP() << "a CPU refuses them by name";
+  const LinearData data = make_data(test());
+  LinearRun run(GetParam().entry, test(), data, 1), clean(GetParam().entry, test(), data, 1);
+  const std::vector<float> want = clean.run({{0, 0, 1}});
+  for (const int32_t wild : {kSnapshots + 1, -100, INT32_MIN, 1 << 30}) {
+    run.restore(1, wild);
+    const std::vector<float> out = run.run({{1, 0, 2}, {0, 0, 1}}, {wild, wild, wild});
+    ASSERT_EQ(out.size(), 3 * want.size());
+    const auto live = out.end() - static_cast<int64_t>(want.size());
+    EXPECT_TRUE(std::all_of(out.begin(), live, [](float x) { return x == 0; }));
+    EXPECT_TRUE(std::equal(want.begin(), want.end(), live));
+  }
+  EXPECT_TRUE(run.others_untouched());
+}
+
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Linear);
 INSTANTIATE_TEST_SUITE_P(Builtin, Linear, ::testing::ValuesIn(contracts()), [](const auto& param) {
   return param.param.entry.name + "_" + param.param.test.name;
 });
 
 TEST(LinearContract, EveryCaseIsServed) {
+  if (!test::why_no_test_device().empty()) GTEST_SKIP() << test::why_no_test_device();
   const BackendRegistry registry = BackendRegistry::builtin();
   for (const LinearCase& test : test::linear_cases()) {
     EXPECT_NO_THROW(select_backend(registry, request_of(test, 1))) << test.name;

@@ -92,6 +92,10 @@ T __ldcg(const T* address) {
   return *address;
 }
 template <typename T>
+void __stcs(T* address, T value) {
+  *address = value;
+}
+template <typename T>
 T __ldg(const T* address) {
   return *address;
 }

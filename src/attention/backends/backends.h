@@ -21,6 +21,7 @@ BackendEntry mla_backend();
 BackendEntry portable_mla_backend();
 BackendEntry cpu_backend();
 BackendEntry linear_backend();
+BackendEntry linear_cuda_backend();
 BackendEntry reference_backend();
 
 // The tables of kernels that the rows are made of.

@@ -10,9 +10,10 @@
 namespace fovea {
 
 CudaBackendBase::CudaBackendBase(std::string_view name, const BackendContext& context)
-    : context_(context.device.index), name_(name), pool_(context.kv) {
+    : context_(context.device.index), name_(name), pool_(context.kv), states_(context.state) {
   validate_spec(context.spec);
   validate_pool(context);
+  validate_state_pool(context);
   rules_.spec = context.spec;
   size_t layers = 1;
   if (pool_ != nullptr) {
@@ -20,6 +21,7 @@ CudaBackendBase::CudaBackendBase(std::string_view name, const BackendContext& co
     layers = static_cast<size_t>(pool_->spec().layers);
     cache_ = CudaCache(spec(), *pool_, device_info().sm, kernels::cuda::kernel_store());
   }
+  if (states_ != nullptr) layers = static_cast<size_t>(states_->spec().layers);
   layer_launches_.resize(layers);
 }
 
@@ -63,8 +65,12 @@ void CudaBackendBase::plan(const BatchView& batch, Stream stream) {
 void CudaBackendBase::forward(const LayerTensors& layer, Stream stream) {
   check_argument(planned_, "forward() without a plan");
   if (batch_.tokens == 0) return;
-  const bool cached = pool_ != nullptr;
-  validate_layer(layer, spec(), batch_, cached);
+  const bool cached = pool_ != nullptr || states_ != nullptr;
+  if (is_linear(spec().kind)) {
+    validate_linear_layer(layer, spec(), batch_);
+  } else {
+    validate_layer(layer, spec(), batch_, cached);
+  }
   check_layer(layer);
   check_argument(
       !cached || (layer.layer >= 0 && layer.layer < static_cast<int64_t>(layer_launches_.size())),

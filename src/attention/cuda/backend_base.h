@@ -23,6 +23,7 @@ class CudaBackendBase : public AttentionBackend {
   std::string_view name() const final { return name_; }
   Device device() const final { return context_.info().device(); }
   const KvPool* kv() const final { return pool_; }
+  const StatePool* state() const final { return states_; }
   size_t workspace_bytes(const BatchLimits& limits) const final;
   void reserve(const BatchLimits& limits, std::span<std::byte> workspace) final;
   void plan(const BatchView& batch, Stream stream) final;
@@ -52,12 +53,14 @@ class CudaBackendBase : public AttentionBackend {
   const BatchLimits& limits() const { return rules_.limits; }
   const BatchView& batch() const { return batch_; }
   const KvPool* pool() const { return pool_; }
-  const CudaCache& cache() const { return cache_; }  // with a pool
+  const StatePool* states() const { return states_; }  // linear kinds
+  const CudaCache& cache() const { return cache_; }    // with a pool
 
  private:
   gpu::Context context_;
   std::string_view name_;
   const KvPool* pool_;
+  const StatePool* states_;
   BatchRules rules_;
   CudaCache cache_;
   WorkspaceMemory own_memory_;

@@ -90,6 +90,11 @@ CudaLayer cuda_layer(const KvLayerView& view, const KvPool& pool) {
   return layer;
 }
 
+void check_state_alignment(const StateLayerView& view, int32_t layer) {
+  check_aligned(fmt::format("layer {} of the state pool: state", layer), view.state, DType::f32,
+                {view.state_slot_stride});
+}
+
 cuda::KeyParams packed_keys(const LayerTensors& tensors, const BatchView& batch) {
   cuda::KeyParams keys{};
   keys.k = tensors.k.data;
@@ -111,6 +116,7 @@ void validate_alignment(const LayerTensors& tensors) {
   check_aligned("mla.latent", tensors.mla.latent);
   check_aligned("mla.k_rope", tensors.mla.k_rope);
   check_aligned("out", tensors.out);
+  check_aligned("linear.mixed", tensors.linear.mixed, DType::f32, {});
 }
 
 gpu::KernelVariant kv_write_variant(const AttentionSpec& spec, const KvCacheSpec& cache, int sm) {

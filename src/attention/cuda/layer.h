@@ -16,6 +16,9 @@ struct CudaLayer {
 // Throws Error{invalid_argument} if a lent pool's rows are not 16-byte aligned.
 CudaLayer cuda_layer(const KvLayerView& view, const KvPool& pool);
 
+// Throws Error{invalid_argument} if a lent pool's states are not 16-byte aligned.
+void check_state_alignment(const StateLayerView& view, int32_t layer);
+
 // Returns the keys of packed scopes: the layer's own k and v.
 kernels::cuda::KeyParams packed_keys(const LayerTensors& tensors, const BatchView& batch);
 

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/cuda/linear_backend.h"
+
+#include "attention/cuda/backend_base.h"
+#include "attention/cuda/layer.h"
+#include "attention/validate/spec.h"
+#include "core/check.h"
+#include "kernels/cuda/portable/causal_conv/launch.h"
+#include "kernels/cuda/portable/linear_plan/launch.h"
+#include "kernels/cuda/portable/recurrence/launch.h"
+#include "kernels/cuda/store.h"
+
+namespace fovea {
+namespace {
+
+namespace cuda = kernels::cuda;
+
+cuda::RecurrenceKind recurrence_of(const AttentionSpec& spec) {
+  return spec.kind == AttentionKind::mamba2 ? cuda::RecurrenceKind::mamba2
+                                            : cuda::RecurrenceKind::delta;
+}
+
+struct Buffers {
+  cuda::StateSpan* spans = nullptr;   // [max_requests]
+  int32_t* token_requests = nullptr;  // [max_tokens]
+  int32_t* snapshot_slots = nullptr;  // [max_tokens]
+  float* convolved = nullptr;         // [max_tokens, conv_dim], with a convolution
+};
+
+Buffers carve_buffers(WorkspaceCarver& workspace, const AttentionSpec& spec,
+                      const BatchLimits& limits) {
+  Buffers buffers;
+  buffers.spans = workspace.take<cuda::StateSpan>(limits.max_requests);
+  buffers.token_requests = workspace.take<int32_t>(limits.max_tokens);
+  buffers.snapshot_slots = workspace.take<int32_t>(limits.max_tokens);
+  if (spec.linear.conv_width > 0) {
+    buffers.convolved = workspace.take<float>(int64_t{limits.max_tokens} * spec.linear.conv_dim());
+  }
+  return buffers;
+}
+
+// Returns what all layers of the spec have in common.
+cuda::RecurrenceParams recurrence_params(const AttentionSpec& spec) {
+  const LinearSpec& linear = spec.linear;
+  const int32_t keys = linear.key_heads * linear.key_dim;
+  const int32_t values = linear.value_heads * linear.value_dim;
+  cuda::RecurrenceParams params{};
+  params.mixed_stride = linear.conv_dim();
+  if (spec.kind == AttentionKind::mamba2) {
+    params.values_at = 0;
+    params.in_at = values;
+    params.out_at = values + keys;
+  } else {
+    params.out_at = 0;
+    params.in_at = keys;
+    params.values_at = 2 * keys;
+  }
+  params.heads = linear.value_heads;
+  params.key_group = linear.value_heads / linear.key_heads;
+  params.rows = linear.value_dim;
+  params.columns = linear.key_dim;
+  params.scale = softmax_scale(spec);
+  return params;
+}
+
+class CudaLinear final : public CudaBackendBase {
+ public:
+  CudaLinear(std::string_view name, const BackendContext& context);
+  ~CudaLinear() override { free_graphs(); }
+
+ private:
+  size_t count_bytes(const BatchLimits& limits) const override {
+    return cuda_linear_workspace_bytes(spec(), limits);
+  }
+  void carve(WorkspaceCarver& workspace, const BatchLimits& limits) override {
+    buffers_ = carve_buffers(workspace, spec(), limits);
+  }
+  void check_batch(const BatchView& batch) const override;
+  void check_layer(const LayerTensors& tensors) const override { validate_alignment(tensors); }
+  void plan_batch(const BatchView& batch, gpu::Launcher launcher) override;
+  void run_layer(const LayerTensors& tensors, gpu::Launcher launcher) override;
+
+  bool convolves() const { return spec().linear.conv_width > 0; }
+  void convolve(const LinearTensors& linear, const StateLayerView& state, gpu::Launcher launcher);
+
+  cuda::LinearPlanner planner_;
+  cuda::CausalConv conv_;
+  cuda::RecurrentKernels recurrence_;
+  cuda::RecurrenceParams params_;  // each pass and each layer add theirs
+  std::vector<StateLayerView> layers_;
+  Buffers buffers_;
+  bool one_token_ = false;  // no request of the planned batch has more than one
+};
+
+CudaLinear::CudaLinear(std::string_view name, const BackendContext& context)
+    : CudaBackendBase(name, context), params_(recurrence_params(spec())) {
+  gpu::KernelStore& store = cuda::kernel_store();
+  const int sm = device_info().sm;
+  planner_ = cuda::LinearPlanner(sm, store);
+  recurrence_ = cuda::RecurrentKernels(
+      cuda::recurrence_variants(recurrence_of(spec()), spec().linear.key_dim, sm), store);
+  if (convolves()) {
+    conv_ = cuda::CausalConv(cuda::causal_conv_variants(spec().linear.conv_width, sm), store);
+  }
+  for (int32_t i = 0; i < states()->spec().layers; ++i) {
+    layers_.push_back(states()->layer(i));
+    check_state_alignment(layers_.back(), i);
+  }
+}
+
+void CudaLinear::check_batch(const BatchView& batch) const {
+  if (batch.mode == ForwardMode::idle || batch.requests == 0) return;
+  check_argument(!batch.kv_lens.empty(), "kv_lens is absent, the batch needs it");
+  check_argument(!batch.linear.state_slots.empty(),
+                 "linear.state_slots is absent, the batch needs it");
+}
+
+void CudaLinear::plan_batch(const BatchView& batch, gpu::Launcher launcher) {
+  const bool snapshots = !batch.linear.snapshot_slots.empty();
+  cuda::LinearPlanParams plan{};
+  plan.plan.spans = buffers_.spans;
+  plan.plan.token_requests = buffers_.token_requests;
+  plan.plan.snapshot_slots = snapshots ? buffers_.snapshot_slots : nullptr;
+  plan.plan.token_count = batch.q_indptr.data() + batch.requests;
+  plan.q_indptr = batch.q_indptr.data();
+  plan.kv_lens = batch.kv_lens.data();
+  plan.state_slots = batch.linear.state_slots.data();
+  plan.snapshot_slots = batch.linear.snapshot_slots.data();
+  plan.slots = states()->slots();
+  plan.tokens = batch.tokens;
+  planner_.run(plan, batch.requests, launcher);
+  params_.plan = plan.plan;
+  one_token_ = batch.mode == ForwardMode::decode || batch.hints.max_q_len == 1;
+}
+
+void CudaLinear::convolve(const LinearTensors& linear, const StateLayerView& state,
+                          gpu::Launcher launcher) {
+  cuda::CausalConvKernelParams conv{};
+  conv.plan = params_.plan;
+  conv.x = linear.mixed;
+  conv.weight = linear.conv_weight;
+  conv.bias = linear.conv_bias;
+  conv.state = state.conv;
+  conv.state_slot_stride = state.conv_slot_stride;
+  conv.y = buffers_.convolved;
+  conv.dim = spec().linear.conv_dim();
+  conv.width = spec().linear.conv_width;
+  conv_.run(conv, batch().requests, batch().tokens, one_token_, launcher);
+}
+
+void CudaLinear::run_layer(const LayerTensors& tensors, gpu::Launcher launcher) {
+  const StateLayerView& state = layers_[static_cast<size_t>(tensors.layer)];
+  if (convolves()) convolve(tensors.linear, state, launcher);
+  params_.mixed = convolves() ? buffers_.convolved : tensors.linear.mixed;
+  params_.log_decay = tensors.linear.log_decay;
+  params_.strength = tensors.linear.beta;
+  params_.skip = tensors.linear.skip;
+  params_.state = state.state;
+  params_.state_slot_stride = state.state_slot_stride;
+  params_.result = static_cast<float*>(tensors.out.data);
+  params_.result_stride = tensors.out.token_stride;
+  params_.l2_normalise = tensors.linear.l2_normalise_qk;
+  params_.state_is_ready = convolves();
+  recurrence_.run(params_, batch().requests, one_token_, launcher);
+}
+
+}  // namespace
+
+size_t cuda_linear_workspace_bytes(const AttentionSpec& spec, const BatchLimits& limits) {
+  WorkspaceCarver counter(nullptr);
+  carve_buffers(counter, spec, limits);
+  return counter.bytes();
+}
+
+std::vector<gpu::KernelVariant> cuda_linear_variants(const AttentionSpec& spec, int sm) {
+  std::vector<gpu::KernelVariant> needed =
+      cuda::recurrence_variants(recurrence_of(spec), spec.linear.key_dim, sm);
+  needed.push_back(cuda::linear_plan_variant(sm));
+  if (spec.linear.conv_width > 0) {
+    const auto conv = cuda::causal_conv_variants(spec.linear.conv_width, sm);
+    needed.insert(needed.end(), conv.begin(), conv.end());
+  }
+  return needed;
+}
+
+std::unique_ptr<AttentionBackend> make_cuda_linear(std::string_view name,
+                                                   const BackendContext& context) {
+  return std::make_unique<CudaLinear>(name, context);
+}
+
+}  // namespace fovea

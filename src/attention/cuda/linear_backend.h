@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// Recurrent layers on a GPU: gated delta net and Mamba2. plan() reads lengths and slots on the
+// device. forward() convolves and runs the recurrence.
+#pragma once
+
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "fovea/attention_backend.h"
+#include "fovea/select_backend.h"
+#include "gpu/kernel_pack.h"
+
+namespace fovea {
+
+size_t cuda_linear_workspace_bytes(const AttentionSpec& spec, const BatchLimits& limits);
+
+// Returns every kernel that layers of this spec run.
+std::vector<gpu::KernelVariant> cuda_linear_variants(const AttentionSpec& spec, int sm);
+
+// Loads every kernel, and compiles those that no pack has. Errors as BackendEntry::create.
+std::unique_ptr<AttentionBackend> make_cuda_linear(std::string_view name,
+                                                   const BackendContext& context);
+
+}  // namespace fovea

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// Parameter blocks of the kernels of linear layers, read by host and device code alike. The
+// operations are those of kernels/linear_attention.h.
+#pragma once
+
+#ifdef __CUDACC_RTC__
+#include "kernels/cuda/common/types.cuh"
+#else
+#include <cstdint>
+#endif
+
+namespace fovea::kernels::cuda {
+
+// The new tokens of one request and the place of its state.
+struct alignas(16) StateSpan {
+  int32_t begin, end;  // tokens of the batch; equal: there is nothing to do
+  int32_t slot;        // -1: the tokens give 0 and no state is read or written
+  int32_t from_zero;   // the slot holds no state of this request yet
+};
+
+// The result of portable/linear_plan, which all layers of a pass share.
+struct LinearPlan {
+  StateSpan* spans;            // [requests]
+  int32_t* token_requests;     // [tokens] the request of each token
+  int32_t* snapshot_slots;     // [tokens] slots that the pool has, or -1; null: no token has one
+  const int32_t* token_count;  // [1] tokens of the batch, on the device
+};
+
+// One block a request.
+struct LinearPlanParams {
+  LinearPlan plan;
+  const int32_t* q_indptr;        // [requests + 1]
+  const int32_t* kv_lens;         // [requests]
+  const int32_t* state_slots;     // [requests]
+  const int32_t* snapshot_slots;  // [tokens] or null
+  int32_t slots;                  // slots of the pool; others count as -1
+  int32_t tokens;                 // room of the plan's arrays
+};
+
+// A block takes the channels of threads in x and `tile` tokens in y; with `windows` the windows of
+// requests in y instead.
+struct CausalConvKernelParams {
+  LinearPlan plan;
+  const float* x;       // [tokens, dim]
+  const float* weight;  // [dim, width]
+  const float* bias;    // [dim] or null
+  float* state;         // [slots, dim, width - 1], oldest first
+  int64_t state_slot_stride;
+  float* y;  // [tokens, dim]
+  int32_t dim, width;
+  int32_t tile;
+  int32_t keeps_windows;  // no request has more than one token, so windows are stored at once
+};
+
+// One step of a state S [rows, columns] of a head, with vectors `in` and `out` of the token:
+//   delta rule: S = decay S + strength (value - decay S in) in^T, result = scale * S out
+//   mamba2:     S = decay S + strength value in^T,                result = S out + skip * value
+struct RecurrenceParams {
+  LinearPlan plan;
+  const float* mixed;  // [tokens, mixed_stride]: in, out and value of all heads
+  int64_t mixed_stride;
+  int32_t in_at, out_at, values_at;  // where they begin in a row of `mixed`
+  int32_t heads;
+  int32_t key_group;  // heads that share `in` and `out`
+  int32_t tiles;      // blocks that share the rows of a head
+  int32_t rows, columns;
+  const float* log_decay;  // [tokens, heads]
+  const float* strength;   // [tokens, heads]
+  const float* skip;       // mamba2: [heads] or null
+  float* state;            // [slots, heads, rows, columns]
+  int64_t state_slot_stride;
+  float* result;  // [tokens, heads, rows]
+  int64_t result_stride;
+  float scale;             // delta rule
+  int32_t l2_normalise;    // delta rule: `in` and `out` are divided by their norms
+  int32_t state_is_ready;  // the preceding kernel waited for all that wrote states and the plan
+};
+
+}  // namespace fovea::kernels::cuda

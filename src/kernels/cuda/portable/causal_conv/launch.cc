@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/portable/causal_conv/launch.h"
+
+#include <algorithm>
+
+#include "core/check.h"
+#include "core/rounding.h"
+#include "kernels/cuda/family.h"
+
+namespace fovea::kernels::cuda {
+namespace {
+
+constexpr int32_t kThreads = 128;    // channels of a block
+constexpr int64_t kMaxGrid = 65535;  // y of a grid
+constexpr int64_t kTile = 16;        // tokens of a block, unless the grid would be too large
+
+}  // namespace
+
+std::vector<gpu::KernelVariant> causal_conv_variants(int32_t width, int sm) {
+  check_argument(width >= 1 && width <= kMaxConvWidth, "no kernel has {} taps, at most {}", width,
+                 kMaxConvWidth);
+  const char* taps = width <= 4 ? "4" : "8";
+  const Family& conv = family("portable/causal_conv");
+  return {make_variant(conv, {taps, "outputs"}, sm), make_variant(conv, {taps, "windows"}, sm)};
+}
+
+CausalConv::CausalConv(std::span<const gpu::KernelVariant> variants, gpu::KernelStore& store)
+    : outputs_(variants[0], store), windows_(variants[1], store) {}
+
+void CausalConv::run(CausalConvKernelParams params, int32_t requests, int32_t tokens,
+                     bool one_token, gpu::Launcher launcher) const {
+  const auto blocks = static_cast<uint32_t>(ceil_div(params.dim, kThreads));
+  params.tile =
+      one_token ? 1 : static_cast<int32_t>(std::max(kTile, ceil_div<int64_t>(tokens, kMaxGrid)));
+  params.keeps_windows = one_token;
+  outputs_.launch({blocks, static_cast<uint32_t>(ceil_div(tokens, params.tile))}, params, launcher,
+                  kOverlapped);
+  if (one_token) return;
+  windows_.launch({blocks, static_cast<uint32_t>(requests)}, params, launcher, kOverlapped);
+}
+
+}  // namespace fovea::kernels::cuda

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+// The recurrences of linear layers, token by token. A block takes rows of one head's state of one
+// request: it reads them once, keeps them in registers for all tokens of the request and writes
+// them once, and where a snapshot is asked for.
+//
+//   grid: x = (head, tile of kBlockRows rows), y = request
+//   warp: kStep * kRows rows; eight lanes share a row
+//
+// Every sum has one order, so a sequence has the same bits in one piece, in chunks, token by token
+// and among other requests.
+#pragma once
+
+#include "kernels/cuda/portable/recurrence/load.cuh"
+
+namespace fovea::kernels::cuda {
+
+template <class Shape>
+struct RecurrenceConfig {
+  using Params = RecurrenceParams;
+  using Place = StatePlace<Shape>;
+  using State = StateRows<Shape>;
+  using Values = LaneValues<Shape>;
+  using Tile = TokenTile<Shape>;
+  struct Staged {
+    const Tile* tile;
+    const TokenFactors* factors;  // [kTile]
+  };
+  static constexpr int kBlocksPerSm = Shape::kBlocksPerSm;
+  static constexpr KernelTraits kTraits = {Shape::kWarps * 32, 0, Shape::kBlockRows, 0};
+
+  // Stores the result of a row of the thread.
+  __device__ static void store_result(const Params& params, const Place& place, int32_t token,
+                                      int r, float result) {
+    if (!State::exists(params, place, r)) return;
+    const int64_t row = static_cast<int64_t>(place.head) * params.rows + place.row;
+    params.result[token * params.result_stride + row + r * Shape::kStep] = result;
+  }
+
+  __device__ static TokenFactors factors_of(const Params& params, const Values& in,
+                                            const Values& out, float log_decay, float strength) {
+    TokenFactors factors = {expf(log_decay), strength, 1, params.scale};
+    if (Shape::kKind == delta && params.l2_normalise) {
+      float squares[2] = {in.partial_dot(in), out.partial_dot(out)};
+      sum_over_lanes<Shape>(squares);
+      factors.in = rsqrtf(squares[0] + 1e-6f);
+      factors.out = params.scale * rsqrtf(squares[1] + 1e-6f);
+    }
+    return factors;
+  }
+
+  __device__ static void update(State& state, const Values& in, const TokenFactors& factors,
+                                const float (&values)[Shape::kRows]) {
+    float recalled[Shape::kRows];
+    if constexpr (Shape::kKind == delta) {
+#pragma unroll
+      for (int r = 0; r < Shape::kRows; ++r) recalled[r] = state.rows[r].partial_dot(in);
+      sum_over_lanes<Shape>(recalled);
+    }
+#pragma unroll
+    for (int r = 0; r < Shape::kRows; ++r) {
+      float change = factors.strength * values[r];
+      if constexpr (Shape::kKind == delta) {
+        const float lost = __fmul_rn(factors.decay * factors.in, recalled[r]);
+        change = factors.strength * __fsub_rn(values[r], lost) * factors.in;
+      }
+      Values& row = state.rows[r];
+#pragma unroll
+      for (int i = 0; i < Shape::kValues; ++i) {
+        row.at[i] = __fmaf_rn(change, in.at[i], __fmul_rn(factors.decay, row.at[i]));
+      }
+    }
+  }
+
+  // Returns the result of a row from the sum of its state times `out`.
+  __device__ static float result_of(const Params& params, const Place& place, float out_factor,
+                                    float value, float read) {
+    if constexpr (Shape::kKind == delta) return __fmul_rn(out_factor, read);
+    return __fmaf_rn(params.skip ? params.skip[place.head] : 0.0f, value, read);
+  }
+
+  __device__ static void take_snapshot(const Params& params, const Place& place, int32_t token,
+                                       const State& state) {
+    if (params.plan.snapshot_slots == nullptr) return;
+    const int32_t slot = params.plan.snapshot_slots[token];
+    if (slot >= 0) state.store(params, place, slot);
+  }
+
+  // One token, straight from memory.
+  __device__ static void run_token(const Params& params, const Place& place, int32_t token,
+                                   State& state) {
+    const TokenPlace<Shape> from(params, place, place.row, token);
+    Values in, out;
+    in.load(from.in + place.column, params.columns - place.column);
+    out.load(from.out + place.column, params.columns - place.column);
+    float values[Shape::kRows], reads[Shape::kRows];
+#pragma unroll
+    for (int r = 0; r < Shape::kRows; ++r) {
+      values[r] = State::exists(params, place, r) ? from.values[r * Shape::kStep] : 0.0f;
+    }
+    const TokenFactors factors =
+        factors_of(params, in, out, params.log_decay[from.gate], params.strength[from.gate]);
+    update(state, in, factors, values);
+#pragma unroll
+    for (int r = 0; r < Shape::kRows; ++r) reads[r] = state.rows[r].partial_dot(out);
+    sum_over_lanes<Shape>(reads);
+    if (place.column == 0) {
+#pragma unroll
+      for (int r = 0; r < Shape::kRows; ++r) {
+        store_result(params, place, token, r,
+                     result_of(params, place, factors.out, values[r], reads[r]));
+      }
+    }
+    take_snapshot(params, place, token, state);
+  }
+
+  // The first `count` tokens of a tile. Sums of eight tokens' results meet in one exchange, after
+  // which lane l has those of token l.
+  __device__ static void run_tile(const Params& params, const Place& place, const Staged& staged,
+                                  int32_t first, int32_t count, State& state) {
+    constexpr int kGroup = Shape::kRowLanes;
+    const Tile& tile = *staged.tile;
+    const int32_t row = Place::row_in_block();
+#pragma unroll 1
+    for (int32_t begin = 0; begin < count; begin += kGroup) {
+      float parts[Shape::kRows][kGroup] = {};
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i) {
+        const int32_t t = begin + i;
+        if (t >= count) continue;
+        Values in, out;
+        in.load(tile.in[t] + place.column, Tile::kWidth);
+        out.load(tile.out[t] + place.column, Tile::kWidth);
+        float values[Shape::kRows];
+#pragma unroll
+        for (int r = 0; r < Shape::kRows; ++r) values[r] = tile.values[t][row + r * Shape::kStep];
+        update(state, in, staged.factors[t], values);
+#pragma unroll
+        for (int r = 0; r < Shape::kRows; ++r) parts[r][i] = state.rows[r].partial_dot(out);
+        take_snapshot(params, place, first + t, state);
+      }
+      const int32_t own = begin + place.column / 4;
+#pragma unroll
+      for (int r = 0; r < Shape::kRows; ++r) {
+        const float read = transposed_sum<Shape>(parts[r]);
+        if (own >= count) continue;
+        const float value = tile.values[own][row + r * Shape::kStep];
+        store_result(params, place, first + own, r,
+                     result_of(params, place, staged.factors[own].out, value, read));
+      }
+    }
+  }
+
+  // Any number of tokens: the next tile is copied while one is computed.
+  __device__ static void run_tokens(const Params& params, const Place& place, const StateSpan& span,
+                                    State& state) {
+    __shared__ __align__(16) Tile tiles[2];
+    __shared__ TokenFactors factors[Shape::kTile];
+    tiles[0].start_copies(params, place, span.begin, span.end);
+    commit_copies();
+#pragma unroll 1
+    for (int32_t first = span.begin, at = 0; first < span.end; first += Shape::kTile, at ^= 1) {
+      if (first + Shape::kTile < span.end) {
+        tiles[at ^ 1].start_copies(params, place, first + Shape::kTile, span.end);
+      }
+      commit_copies();
+      wait_copies<1>();
+      __syncthreads();
+      const Tile& tile = tiles[at];
+      // Eight lanes find the factors of a token.
+      const auto own = static_cast<int32_t>(threadIdx.x) / Shape::kRowLanes % Shape::kTile;
+      Values in, out;
+      in.load(tile.in[own] + place.column, Tile::kWidth);
+      out.load(tile.out[own] + place.column, Tile::kWidth);
+      const TokenFactors found =
+          factors_of(params, in, out, tile.log_decay[own], tile.strength[own]);
+      if (place.column == 0) factors[own] = found;
+      __syncthreads();
+      run_tile(params, place, {&tile, factors}, first, min(Shape::kTile, span.end - first), state);
+      __syncthreads();
+    }
+  }
+
+  __device__ static void run(const Params& params) {
+    if (!params.state_is_ready) wait_for_previous_kernel();
+    const Place place(params);
+    const StateSpan span = params.plan.spans[blockIdx.y];
+    const bool runs = span.begin < span.end && span.slot >= 0;
+    State state;
+    if (runs && !span.from_zero) {
+      state.load(params, place, span.slot);
+    } else {
+      state.clear();
+    }
+    if (params.state_is_ready) wait_for_previous_kernel();
+    allow_next_kernel();
+    if (runs) {
+      if constexpr (Shape::kTokens == one) {
+        for (int32_t token = span.begin; token < span.end; ++token) {
+          run_token(params, place, token, state);
+        }
+      } else {
+        run_tokens(params, place, span, state);
+      }
+      state.store(params, place, span.slot);
+      return;
+    }
+    if (place.column != 0) return;
+    for (int32_t token = span.begin; token < span.end; ++token) {
+#pragma unroll
+      for (int r = 0; r < Shape::kRows; ++r) store_result(params, place, token, r, 0);
+    }
+  }
+};
+
+template <Recurrence kKind, int kColumns, TokenCount kTokens>
+using Config = RecurrenceConfig<RecurrenceShape<kKind, kColumns, kTokens>>;
+
+}  // namespace fovea::kernels::cuda

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/portable/recurrence/launch.h"
+
+#include <bit>
+#include <string>
+
+#include "core/check.h"
+#include "core/rounding.h"
+#include "kernels/cuda/family.h"
+
+namespace fovea::kernels::cuda {
+
+std::vector<gpu::KernelVariant> recurrence_variants(RecurrenceKind kind, int32_t columns, int sm) {
+  check_argument(columns > 0 && columns <= kMaxStateColumns,
+                 "no kernel has states of {} columns, at most {}", columns, kMaxStateColumns);
+  constexpr uint32_t kMinColumns = 32;
+  const auto padded = std::max(kMinColumns, std::bit_ceil(static_cast<uint32_t>(columns)));
+  const std::string name = kind == RecurrenceKind::delta ? "delta" : "mamba2";
+  std::vector<gpu::KernelVariant> variants;
+  for (const char* tokens : {"one", "many"}) {
+    variants.push_back(
+        make_variant(family("portable/recurrence"), {name, std::to_string(padded), tokens}, sm));
+  }
+  return variants;
+}
+
+RecurrentKernels::RecurrentKernels(std::span<const gpu::KernelVariant> variants,
+                                   gpu::KernelStore& store)
+    : one_(variants[0], store), many_(variants[1], store) {}
+
+void RecurrentKernels::run(RecurrenceParams params, int32_t requests, bool one_token,
+                           gpu::Launcher launcher) const {
+  const Kernel& kernel = one_token ? one_ : many_;
+  params.tiles = ceil_div(params.rows, kernel.row_tile());
+  kernel.launch(
+      {static_cast<uint32_t>(params.heads * params.tiles), static_cast<uint32_t>(requests)}, params,
+      launcher, kOverlapped);
+}
+
+}  // namespace fovea::kernels::cuda

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+// The values of a thread: its part of a state and of a token's vectors; tokens in shared memory.
+#pragma once
+
+#include "kernels/cuda/common/division.cuh"
+#include "kernels/cuda/portable/recurrence/config.cuh"
+
+namespace fovea::kernels::cuda {
+
+// The head, the rows and the columns of a thread.
+template <class Shape>
+struct StatePlace {
+  int32_t head, key_head;
+  int32_t row;     // the first of the thread; the others follow at intervals of kStep
+  int32_t column;  // the first of the thread; the others follow at intervals of 4 * kRowLanes
+
+  __device__ explicit StatePlace(const RecurrenceParams& params) {
+    const auto block = static_cast<int32_t>(blockIdx.x);
+    head = short_quotient(block, params.tiles);
+    key_head = short_quotient(head, params.key_group);
+    row = (block - head * params.tiles) * Shape::kBlockRows + row_in_block();
+    column = static_cast<int32_t>(threadIdx.x) % Shape::kRowLanes * 4;
+  }
+
+  // The first row of the block, and the place of this thread's first row in it.
+  __device__ int32_t first_row() const { return row - row_in_block(); }
+  __device__ static int32_t row_in_block() {
+    const auto thread = static_cast<int32_t>(threadIdx.x);
+    return thread / 32 * (Shape::kStep * Shape::kRows) + thread % 32 / Shape::kRowLanes;
+  }
+};
+
+template <class Shape>
+struct LaneValues {
+  float at[Shape::kValues];
+
+  // Loads the lane's columns from the first on, of which `count` exist; those beyond are 0.
+  __device__ void load(const float* first, int32_t count) {
+    const auto* const from = reinterpret_cast<const float4*>(first);
+#pragma unroll
+    for (int v = 0; v < Shape::kVectors; ++v) {
+      float4 four = {};
+      if (v * 4 * Shape::kRowLanes < count) four = from[v * Shape::kRowLanes];
+      at[4 * v] = four.x;
+      at[4 * v + 1] = four.y;
+      at[4 * v + 2] = four.z;
+      at[4 * v + 3] = four.w;
+    }
+  }
+  // Does not keep the lines in the caches: the next pass reads them.
+  __device__ void store(float* first, int32_t count) const {
+    auto* const to = reinterpret_cast<float4*>(first);
+#pragma unroll
+    for (int v = 0; v < Shape::kVectors; ++v) {
+      if (v * 4 * Shape::kRowLanes < count) {
+        __stcs(to + v * Shape::kRowLanes,
+               float4{at[4 * v], at[4 * v + 1], at[4 * v + 2], at[4 * v + 3]});
+      }
+    }
+  }
+
+  // Returns the sum of products over the lane's own columns.
+  __device__ float partial_dot(const LaneValues& other) const {
+    float sums[4] = {};
+#pragma unroll
+    for (int i = 0; i < Shape::kValues; ++i) {
+      sums[i % 4] = __fmaf_rn(at[i], other.at[i], sums[i % 4]);
+    }
+    return __fadd_rn(__fadd_rn(sums[0], sums[1]), __fadd_rn(sums[2], sums[3]));
+  }
+};
+
+// Sums each value over the lanes of a row; all of them get it.
+template <class Shape, int kCount>
+__device__ void sum_over_lanes(float (&values)[kCount]) {
+#pragma unroll
+  for (int step = 1; step < Shape::kRowLanes; step *= 2) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      values[i] = __fadd_rn(values[i], __shfl_xor_sync(~0u, values[i], step));
+    }
+  }
+}
+
+// Sums as many values over the lanes of a row as it has lanes; lane l returns the sum of value l,
+// with the bits of sum_over_lanes().
+template <class Shape>
+__device__ float transposed_sum(const float (&values)[Shape::kRowLanes]) {
+  static_assert(Shape::kRowLanes == 8);
+  const auto lane = static_cast<int32_t>(threadIdx.x);
+  float fours[4], twos[2];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float kept = lane & 1 ? values[2 * i + 1] : values[2 * i];
+    const float given = lane & 1 ? values[2 * i] : values[2 * i + 1];
+    fours[i] = __fadd_rn(kept, __shfl_xor_sync(~0u, given, 1));
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float kept = lane & 2 ? fours[2 * i + 1] : fours[2 * i];
+    const float given = lane & 2 ? fours[2 * i] : fours[2 * i + 1];
+    twos[i] = __fadd_rn(kept, __shfl_xor_sync(~0u, given, 2));
+  }
+  const float kept = lane & 4 ? twos[1] : twos[0];
+  const float given = lane & 4 ? twos[0] : twos[1];
+  return __fadd_rn(kept, __shfl_xor_sync(~0u, given, 4));
+}
+
+// The rows of a thread.
+template <class Shape>
+struct StateRows {
+  LaneValues<Shape> rows[Shape::kRows];
+
+  __device__ static bool exists(const RecurrenceParams& params, const StatePlace<Shape>& place,
+                                int r) {
+    return place.row + r * Shape::kStep < params.rows;
+  }
+  // Returns the thread's first value in a slot.
+  __device__ static float* address(const RecurrenceParams& params, const StatePlace<Shape>& place,
+                                   int32_t slot) {
+    return params.state + slot * params.state_slot_stride +
+           static_cast<int64_t>(place.head * params.rows + place.row) * params.columns +
+           place.column;
+  }
+
+  __device__ void clear() {
+#pragma unroll
+    for (int r = 0; r < Shape::kRows; ++r) {
+#pragma unroll
+      for (int i = 0; i < Shape::kValues; ++i) rows[r].at[i] = 0;
+    }
+  }
+  __device__ void load(const RecurrenceParams& params, const StatePlace<Shape>& place,
+                       int32_t slot) {
+    const float* from = address(params, place, slot);
+#pragma unroll
+    for (int r = 0; r < Shape::kRows; ++r, from += Shape::kStep * params.columns) {
+      rows[r].load(from, exists(params, place, r) ? params.columns - place.column : 0);
+    }
+  }
+  __device__ void store(const RecurrenceParams& params, const StatePlace<Shape>& place,
+                        int32_t slot) const {
+    float* to = address(params, place, slot);
+#pragma unroll
+    for (int r = 0; r < Shape::kRows; ++r, to += Shape::kStep * params.columns) {
+      rows[r].store(to, exists(params, place, r) ? params.columns - place.column : 0);
+    }
+  }
+};
+
+// The gates of a token and head, and the factors of its vectors.
+struct alignas(16) TokenFactors {
+  float decay, strength, in, out;
+};
+
+// The addresses of a token's values for a head and the rows from `first_row` on.
+template <class Shape>
+struct TokenPlace {
+  const float* in;      // [columns]
+  const float* out;     // [columns]
+  const float* values;  // from `first_row` on
+  int64_t gate;         // index of its gates
+
+  __device__ TokenPlace(const RecurrenceParams& params, const StatePlace<Shape>& place,
+                        int32_t first_row, int32_t token) {
+    const float* const row = params.mixed + token * params.mixed_stride;
+    in = row + params.in_at + place.key_head * params.columns;
+    out = row + params.out_at + place.key_head * params.columns;
+    values = row + params.values_at + place.head * params.rows + first_row;
+    gate = static_cast<int64_t>(token) * params.heads + place.head;
+  }
+};
+
+// Tokens in shared memory.
+template <class Shape>
+struct TokenTile {
+  static constexpr int kWidth = Shape::kRowLanes * Shape::kValues;       // columns with padding
+  static_assert(Shape::kTile * Shape::kRowLanes <= 32 * Shape::kWarps);  // lanes for the factors
+
+  float in[Shape::kTile][kWidth], out[Shape::kTile][kWidth];
+  float values[Shape::kTile][Shape::kBlockRows];
+  float log_decay[Shape::kTile], strength[Shape::kTile];
+
+  // Starts the copies of up to kTile tokens from `first` on; columns and rows that do not exist
+  // become 0.
+  __device__ void start_copies(const RecurrenceParams& params, const StatePlace<Shape>& place,
+                               int32_t first, int32_t end) {
+    constexpr int kThreads = 32 * Shape::kWarps;
+    constexpr int kFours = kWidth / 4;
+    const auto thread = static_cast<int32_t>(threadIdx.x);
+    const int32_t count = min(Shape::kTile, end - first);
+    const int32_t first_row = place.first_row();
+    for (int32_t i = thread; i < count * kFours; i += kThreads) {
+      const TokenPlace<Shape> from(params, place, first_row, first + i / kFours);
+      const int32_t column = i % kFours * 4;
+      const bool live = column < params.columns;
+      const int bytes = live ? 16 : 0;
+      copy_async(&in[i / kFours][column], from.in + (live ? column : 0), bytes);
+      copy_async(&out[i / kFours][column], from.out + (live ? column : 0), bytes);
+    }
+    for (int32_t i = thread; i < count * Shape::kBlockRows; i += kThreads) {
+      const TokenPlace<Shape> from(params, place, first_row, first + i / Shape::kBlockRows);
+      const int32_t row = i % Shape::kBlockRows;
+      const bool live = first_row + row < params.rows;
+      copy_word_async(&values[i / Shape::kBlockRows][row], from.values + (live ? row : 0),
+                      live ? 4 : 0);
+    }
+    if (thread < count) {
+      const TokenPlace<Shape> from(params, place, first_row, first + thread);
+      copy_word_async(&log_decay[thread], params.log_decay + from.gate, 4);
+      copy_word_async(&strength[thread], params.strength + from.gate, 4);
+    }
+  }
+};
+
+}  // namespace fovea::kernels::cuda

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "support/run_linear.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "support/expect_error.h"
+#include "support/test_device.h"
+
+namespace fovea::test {
+
+struct LinearRun::Arrays {
+  std::vector<int32_t> q_indptr = {0}, kv_lens, state_slots, snapshot_slots;
+  std::vector<float> mixed, log_decay, beta, out;
+
+  bool same_inputs(const Arrays& other) const {
+    return q_indptr == other.q_indptr && kv_lens == other.kv_lens &&
+           state_slots == other.state_slots && snapshot_slots == other.snapshot_slots &&
+           mixed == other.mixed && log_decay == other.log_decay && beta == other.beta;
+  }
+};
+
+BackendRequest request_of(const LinearCase& test, int threads) {
+  BackendRequest request;
+  request.spec = test.spec;
+  request.device = test_device();
+  if (!on_gpu()) request.device.cores = threads;
+  request.limits.max_requests = static_cast<int32_t>(test.lengths.size()) + 1;
+  request.limits.max_q_len = *std::max_element(test.lengths.begin(), test.lengths.end());
+  request.limits.max_kv_len = request.limits.max_q_len;
+  request.limits.max_tokens = 0;
+  for (int32_t length : test.lengths) request.limits.max_tokens += length + 1;
+  return request;
+}
+
+LinearRun::LinearRun(const BackendEntry& entry, const LinearCase& test, const LinearData& data,
+                     int threads)
+    : test_(test),
+      data_(data),
+      threads_(threads),
+      pool_(make_state_pool(state_spec(test_),
+                            static_cast<int32_t>(test_.lengths.size()) + 2 + kSnapshots,
+                            test_device().device())),
+      workspace_(entry.workspace_bytes(request_of(test_, threads)), Fill::poison) {
+  // In reverse, so that slot and request numbers differ; slot 0 and the last stay free.
+  for (size_t i = test_.lengths.size(); i > 0; --i) slots_.push_back(static_cast<int32_t>(i));
+  poison_states();
+  BackendContext context;
+  context.spec = test_.spec;
+  context.state = pool_.get();
+  context.device = test_device().device();
+  std::span<std::byte> workspace = workspace_.bytes();
+  if (on_gpu()) {
+    stream_ = std::make_unique<gpu::OwnedStream>();
+    device_workspace_ = std::make_unique<DeviceMirror>(HostBlocks{workspace});
+    workspace = {device_workspace_->translate(workspace.data()), workspace.size()};
+  } else {
+    context.threads = &threads_;
+  }
+  backend_ = entry.create(context);
+  backend_->reserve(request_of(test_, threads).limits, workspace);
+}
+
+std::vector<float> LinearRun::run(const std::vector<Piece>& pieces,
+                                  const std::vector<int32_t>& snapshots, ForwardMode mode) {
+  Arrays arrays = arrays_of(pieces, snapshots);
+  if (on_gpu()) {
+    const DeviceMirror twin(blocks(arrays));
+    const Arrays before = arrays;
+    pool_->publish(stream_->get());
+    backend_->plan(view(arrays, mode, &twin), stream_->get());
+    backend_->forward(tensors(arrays, &twin), stream_->get());
+    gpu::synchronize(stream_->get());
+    twin.download(blocks(arrays));
+    EXPECT_TRUE(twin.guards_intact());
+    EXPECT_TRUE(arrays.same_inputs(before));
+  } else {
+    backend_->plan(view(arrays, mode, nullptr));
+    backend_->forward(tensors(arrays, nullptr));
+  }
+  EXPECT_TRUE(guards_intact());
+  return rows_of(arrays);
+}
+
+std::vector<std::vector<float>> LinearRun::replay(const std::vector<std::vector<Piece>>& batches,
+                                                  ForwardMode mode) {
+  Arrays captured = arrays_of(batches.front(), {});
+  const DeviceMirror twin(blocks(captured));
+  const gpu::Graph graph = gpu::Graph::capture(stream_->get(), [&](Stream stream) {
+    backend_->plan(view(captured, mode, &twin), stream);
+    backend_->forward(tensors(captured, &twin), stream);
+  });
+  std::vector<std::vector<float>> outputs;
+  for (const std::vector<Piece>& pieces : batches) {
+    Arrays arrays = arrays_of(pieces, {});
+    twin.upload(blocks(arrays));
+    graph.launch(stream_->get());
+    gpu::synchronize(stream_->get());
+    twin.download(blocks(arrays));
+    outputs.push_back(rows_of(arrays));
+  }
+  EXPECT_TRUE(twin.guards_intact());
+  EXPECT_TRUE(guards_intact());
+  return outputs;
+}
+
+std::string LinearRun::error_behind_a_refused_plan() {
+  BatchView wrong;
+  wrong.mode = ForwardMode::mixed;
+  wrong.requests = static_cast<int32_t>(test_.lengths.size()) + 2;
+  expect_invalid("requests is", [&] { backend_->plan(wrong); });
+  return error_of([&] { backend_->forward({}); });
+}
+
+bool LinearRun::others_untouched() const {
+  const int32_t last = pool_->slots() - 1;
+  for (int32_t slot = 0; slot <= last; ++slot) {
+    if (!holds_nan(0, slot)) return false;
+  }
+  return holds_nan(1, 0) && holds_nan(1, last);
+}
+
+bool LinearRun::holds_nan(int32_t layer, int32_t slot) const {
+  const StateLayerView view = pool_->layer(layer);
+  const auto is_nan = [](float value) { return std::isnan(value); };
+  for (const auto& [from, count] :
+       {std::pair{view.conv + slot * view.conv_slot_stride, view.conv_slot_stride},
+        std::pair{view.state + slot * view.state_slot_stride, view.state_slot_stride}}) {
+    std::vector<float> values(static_cast<size_t>(count));
+    if (on_gpu()) {
+      gpu::copy_to_host(values.data(), from, values.size() * sizeof(float), nullptr);
+      gpu::synchronize(nullptr);
+    } else {
+      std::copy_n(from, count, values.begin());
+    }
+    if (!std::ranges::all_of(values, is_nan)) return false;
+  }
+  return true;
+}
+
+void LinearRun::poison_states() {
+  for (int32_t index = 0; index < pool_->spec().layers; ++index) {
+    const StateLayerView layer = pool_->layer(index);
+    const std::pair<float*, int64_t> arrays[] = {{layer.state, layer.state_slot_stride},
+                                                 {layer.conv, layer.conv_slot_stride}};
+    for (const auto& [array, stride] : arrays) {
+      const size_t bytes = static_cast<size_t>(stride * layer.slots) * sizeof(float);
+      if (on_gpu()) {
+        gpu::fill_bytes(array, kPoisonByte, bytes, nullptr);
+      } else {
+        std::memset(array, kPoisonByte, bytes);
+      }
+    }
+  }
+  if (on_gpu()) gpu::synchronize(nullptr);
+}
+
+LinearRun::Arrays LinearRun::arrays_of(const std::vector<Piece>& pieces,
+                                       const std::vector<int32_t>& snapshots) const {
+  Arrays arrays;
+  for (const Piece& piece : pieces) append(piece, arrays);
+  for (const int32_t snapshot : snapshots) {
+    arrays.snapshot_slots.push_back(snapshot == -1 ? -1 : snapshot_slot(snapshot));
+  }
+  arrays.out.assign(static_cast<size_t>((arrays.q_indptr.back() + 2) * width()), NAN);
+  return arrays;
+}
+
+void LinearRun::append(const Piece& piece, Arrays& to) const {
+  const bool padding = piece.request >= data_.sequences.size();
+  const LinearSequence& sequence = data_.sequences[padding ? 0 : piece.request];
+  const auto add = [&](const std::vector<float>& from, int64_t row, std::vector<float>& rows) {
+    rows.insert(rows.end(), from.begin() + piece.begin * row, from.begin() + piece.end * row);
+  };
+  add(sequence.mixed, test_.spec.linear.conv_dim(), to.mixed);
+  add(sequence.log_decay, test_.spec.linear.value_heads, to.log_decay);
+  add(sequence.beta, test_.spec.linear.value_heads, to.beta);
+  to.q_indptr.push_back(to.q_indptr.back() + piece.end - piece.begin);
+  to.kv_lens.push_back(piece.end);
+  to.state_slots.push_back(padding ? -1 : slots_[piece.request]);
+}
+
+BatchView LinearRun::view(const Arrays& arrays, ForwardMode mode, const DeviceMirror* twin) const {
+  const auto place = [&](const std::vector<int32_t>& array) -> std::span<const int32_t> {
+    if (array.empty()) return {};
+    return {twin == nullptr ? array.data() : twin->translate(array.data()), array.size()};
+  };
+  BatchView batch;
+  batch.mode = mode;
+  batch.requests = static_cast<int32_t>(arrays.kv_lens.size());
+  batch.tokens = arrays.q_indptr.back();
+  batch.q_indptr = place(arrays.q_indptr);
+  batch.kv_lens = place(arrays.kv_lens);
+  batch.linear.state_slots = place(arrays.state_slots);
+  batch.linear.snapshot_slots = place(arrays.snapshot_slots);
+  for (size_t i = 0; i < arrays.kv_lens.size(); ++i) {
+    const int32_t q_len = arrays.q_indptr[i + 1] - arrays.q_indptr[i];
+    batch.hints.max_q_len = std::max(batch.hints.max_q_len, q_len);
+    batch.hints.max_kv_len = std::max(batch.hints.max_kv_len, arrays.kv_lens[i]);
+  }
+  return batch;
+}
+
+LayerTensors LinearRun::tensors(const Arrays& arrays, const DeviceMirror* twin) const {
+  const auto place = [&](const std::vector<float>& array) -> float* {
+    if (array.empty()) return nullptr;
+    return const_cast<float*>(twin == nullptr ? array.data() : twin->translate(array.data()));
+  };
+  const bool convolves = test_.spec.linear.conv_width > 0;
+  const bool mamba2 = test_.spec.kind == AttentionKind::mamba2;
+  LayerTensors layer;
+  layer.layer = 1;
+  layer.out = dense_rows(place(arrays.out), DType::f32, test_.spec.linear.value_heads,
+                         test_.spec.linear.value_dim);
+  layer.linear.mixed = place(arrays.mixed);
+  layer.linear.log_decay = place(arrays.log_decay);
+  layer.linear.beta = place(arrays.beta);
+  if (convolves) layer.linear.conv_weight = place(data_.conv_weight);
+  if (convolves && test_.conv_bias) layer.linear.conv_bias = place(data_.conv_bias);
+  if (mamba2 && test_.skip) layer.linear.skip = place(data_.skip);
+  layer.linear.l2_normalise_qk = !mamba2 && test_.l2_normalise;
+  return layer;
+}
+
+std::vector<float> LinearRun::rows_of(Arrays& arrays) const {
+  const auto live = arrays.out.begin() + arrays.q_indptr.back() * width();
+  EXPECT_TRUE(std::all_of(live, arrays.out.end(), [](float x) { return std::isnan(x); }));
+  return {arrays.out.begin(), live};
+}
+
+HostBlocks LinearRun::blocks(Arrays& arrays) const {
+  const auto bytes = [](auto& array) { return std::as_writable_bytes(std::span(array)); };
+  HostBlocks blocks = {bytes(arrays.q_indptr),    bytes(arrays.kv_lens),
+                       bytes(arrays.state_slots), bytes(arrays.snapshot_slots),
+                       bytes(arrays.mixed),       bytes(arrays.log_decay),
+                       bytes(arrays.beta),        bytes(arrays.out)};
+  for (const auto* weights : {&data_.conv_weight, &data_.conv_bias, &data_.skip}) {
+    blocks.push_back(bytes(const_cast<std::vector<float>&>(*weights)));
+  }
+  return blocks;
+}
+
+::testing::AssertionResult LinearRun::guards_intact() const {
+  return on_gpu() ? device_workspace_->guards_intact() : workspace_.guards_intact();
+}
+
+}  // namespace fovea::test

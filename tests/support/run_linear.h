@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// A backend of linear layers over one state pool whose slots hold NaN until a request starts in
+// them, in a guarded workspace of exactly workspace_bytes(), on the test device.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fovea/select_backend.h"
+#include "support/device_mirror.h"
+#include "support/linear_case.h"
+#include "support/packed_batch.h"
+#include "support/poison.h"
+
+namespace fovea::test {
+
+BackendRequest request_of(const LinearCase& test, int threads);
+
+inline constexpr int32_t kSnapshots = 6;
+
+class LinearRun {
+ public:
+  LinearRun(const BackendEntry& entry, const LinearCase& test, const LinearData& data, int threads);
+
+  // Returns the outputs of the batch's rows. A piece of a request that the case does not have is
+  // padding with state slot -1. snapshots[t]: the snapshot that the state after token t becomes,
+  // -1: none.
+  std::vector<float> run(const std::vector<Piece>& pieces,
+                         const std::vector<int32_t>& snapshots = {},
+                         ForwardMode mode = ForwardMode::mixed);
+  // On a GPU: captures a pass over the first batch, then replays it with the contents of each. They
+  // have as many requests as the first and no more tokens. Returns the outputs of each.
+  std::vector<std::vector<float>> replay(const std::vector<std::vector<Piece>>& batches,
+                                         ForwardMode mode);
+
+  // Returns the error of a forward() after a plan() that was refused.
+  std::string error_behind_a_refused_plan();
+
+  // Lets the request continue from a snapshot.
+  void restore(size_t request, int32_t snapshot) { slots_[request] = snapshot_slot(snapshot); }
+
+  // Checks that the other layer and unused slots have not changed.
+  bool others_untouched() const;
+
+ private:
+  struct Arrays;
+
+  void poison_states();
+  bool holds_nan(int32_t layer, int32_t slot) const;
+  Arrays arrays_of(const std::vector<Piece>& pieces, const std::vector<int32_t>& snapshots) const;
+  void append(const Piece& piece, Arrays& to) const;
+  // The arrays as a backend sees them: on the CPU, or those of their copy on a GPU.
+  BatchView view(const Arrays& arrays, ForwardMode mode, const DeviceMirror* twin) const;
+  LayerTensors tensors(const Arrays& arrays, const DeviceMirror* twin) const;
+  // Returns the rows of the batch's tokens. No row behind them was written.
+  std::vector<float> rows_of(Arrays& arrays) const;
+  HostBlocks blocks(Arrays& arrays) const;
+  ::testing::AssertionResult guards_intact() const;
+
+  int32_t snapshot_slot(int32_t snapshot) const {
+    return static_cast<int32_t>(data_.sequences.size()) + 1 + snapshot;
+  }
+  int64_t width() const {
+    return int64_t{test_.spec.linear.value_heads} * test_.spec.linear.value_dim;
+  }
+
+  LinearCase test_;
+  const LinearData& data_;
+  ThreadPool threads_;
+  std::vector<int32_t> slots_;  // state slot of each sequence
+  std::unique_ptr<StatePool> pool_;
+  GuardedBuffer workspace_;
+  std::unique_ptr<DeviceMirror> device_workspace_;
+  std::unique_ptr<gpu::OwnedStream> stream_;
+  std::unique_ptr<AttentionBackend> backend_;
+};
+
+}  // namespace fovea::test
