@@ -20,8 +20,10 @@ class PassAddresses {
  public:
   void add(const BatchView& batch);
   void add(const LayerTensors& layer);
-  // Adds the caches of all layers. `whose` is appended to their names: " of layer group 1".
+  // Add the caches or states of all layers. `whose` is appended to their names: " of layer group
+  // 1".
   void add(const KvPool& pool, std::string_view whose = {});
+  void add(const StatePool& pool, std::string_view whose = {});
   void add(std::string array, const void* address);
 
   // Compares with `now`, which was filled by the same calls in the same order. Throws

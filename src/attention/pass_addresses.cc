@@ -61,6 +61,14 @@ void PassAddresses::add(const KvPool& pool, std::string_view whose) {
   }
 }
 
+void PassAddresses::add(const StatePool& pool, std::string_view whose) {
+  for (int32_t layer = 0; layer < pool.spec().layers; ++layer) {
+    const StateLayerView view = pool.layer(layer);
+    add({{"states", view.state}, {"windows of states", view.conv}},
+        fmt::format(" of layer {}{}", layer, whose));
+  }
+}
+
 void PassAddresses::check(const PassAddresses& now) const {
   for (size_t i = 0; i < std::max(entries_.size(), now.entries_.size()); ++i) {
     const Entry was = i < entries_.size() ? entries_[i] : Entry{now.entries_[i].array, nullptr};

@@ -18,7 +18,7 @@ CacheSet::CacheSet(CacheSetOptions options)
     const CacheGroup& group = options_.groups[g];
     KvPool* pool = nullptr;
     if (group.state) {
-      state_ = make_state_pool(*group.state, options_.plan.state_slots);
+      state_ = make_state_pool(*group.state, options_.plan.state_slots, options_.device);
     } else if (group.kv->window > 0) {
       window_pools_.push_back(
           make_window_kv_pool(*group.kv, options_.plan.window_pages[g], slots, options_.device));
@@ -214,8 +214,9 @@ void CacheSet::clear() {
   if (prefix_) forget(prefix_->clear());
 }
 
-void CacheSet::publish_slot_maps(Stream stream) {
+void CacheSet::publish_changes(Stream stream) {
   for (const std::unique_ptr<WindowKvPool>& pool : window_pools_) pool->publish(stream);
+  if (state_) state_->publish(stream);
 }
 
 void CacheSet::forget(std::span<const int64_t> pages) {

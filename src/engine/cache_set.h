@@ -74,8 +74,9 @@ class CacheSet {
   // Drops all cached prefixes that no request uses.
   void clear();
 
-  // On a GPU, enqueues the copies of changed entries of the window pools' slot maps on the stream.
-  void publish_slot_maps(Stream stream);
+  // On a GPU, enqueues on the stream what changed since the last call: entries of the window pools'
+  // slot maps, cleared and copied states.
+  void publish_changes(Stream stream);
 
   KvPool* kv(size_t group) const { return kv_[group]; }  // null for linear layers
   StatePool* state(size_t group) const;                  // null for other layers

@@ -49,6 +49,7 @@ CudaBatch::Layout CudaBatch::layout(const BatchLimits& limits) {
   at.q_indptr = take((requests + 1) * sizeof(int32_t));
   at.kv_lens = take(requests * sizeof(int32_t));
   at.rows = take(requests * sizeof(int32_t));
+  at.state_slots = take(requests * sizeof(int32_t));
   at.shared_prefix = take(requests * sizeof(int32_t));
   at.draws = take(requests * sizeof(cuda::Draw));
   return at;
@@ -95,6 +96,7 @@ PassSize CudaBatch::fill(std::span<const PassPart> parts, RequestTable& table) {
     const auto count = static_cast<int32_t>(part.tokens.size());
     token_rows = std::fill_n(token_rows, count, part.lease->row);
     q_lens_[i] = count;
+    host<int32_t>(at_.state_slots)[i] = part.lease->state_slot;
     logit_rows += part.logit_rows;
     host<cuda::Draw>(at_.draws)[i] = draw_of(part, logit_rows - 1);
     drawn_.data<int32_t>()[i] = -1;
@@ -115,6 +117,7 @@ void CudaBatch::pad(const PassSize& filled, const PassSize& padded) {
   for (int32_t i = filled.requests; i < padded.requests; ++i) {
     host<cuda::Draw>(at_.draws)[i].row = -1;
     host<int32_t>(at_.kv_lens)[i] = host<int32_t>(at_.rows)[i] = 0;
+    host<int32_t>(at_.state_slots)[i] = -1;
     shared_prefix()[static_cast<size_t>(i)] = 0;
     host<int32_t>(at_.q_indptr)[i + 1] = filled.tokens;
   }
@@ -168,6 +171,7 @@ BatchView CudaBatch::view(const PassSize& size) const {
   view.request_rows = {device<int32_t>(at_.rows), requests};
   view.table = {.entries = table_.data<int32_t>(), .stride = table_stride_, .rows = table_rows_};
   view.out_slots = {device<int64_t>(at_.out_slots), static_cast<size_t>(size.tokens)};
+  view.linear.state_slots = {device<int32_t>(at_.state_slots), requests};
   if (size.shares_prefixes) {
     view.hints.shared_prefix = {device<int32_t>(at_.shared_prefix), requests};
   }

@@ -59,7 +59,7 @@ class CudaBatch {
   // Offsets in bytes into the blocks of both host and device.
   struct Layout {
     size_t tokens, positions, logit_rows, token_rows, out_slots, q_indptr, kv_lens, rows,
-        shared_prefix, draws, total;
+        state_slots, shared_prefix, draws, total;
   };
   static Layout layout(const BatchLimits& limits);
   template <typename T>

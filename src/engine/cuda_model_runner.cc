@@ -171,7 +171,7 @@ void CudaModelRunner::run(std::span<const PassPart> parts, std::span<float> logi
     batch_.pad(size, padded);
     size = padded;
   }
-  caches_.publish_slot_maps(stream());
+  caches_.publish_changes(stream());
   batch_.upload(parts, caches_.table(), stream());
   if (pads && replays_) {
     const Captured& captured = graphs_.at({size.requests, size.max_kv_len, size.shares_prefixes});
@@ -225,6 +225,8 @@ PassAddresses CudaModelRunner::addresses(const PassSize& size) const {
   for (size_t group = 0; group < model_.model().info().groups.size(); ++group) {
     const KvPool* const pool = caches_.kv(group);
     if (pool != nullptr) found.add(*pool, fmt::format(" of layer group {}", group));
+    const StatePool* const states = caches_.state(group);
+    if (states != nullptr) found.add(*states, fmt::format(" of layer group {}", group));
   }
   return found;
 }

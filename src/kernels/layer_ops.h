@@ -154,6 +154,23 @@ struct DeltaGateParams {
 };
 void delta_gates(const DeltaGateParams& params, ThreadPool& threads);
 
+// The inputs of a gated delta net from its projections, which are grouped by key head: a row of
+// qkvz holds [q | k | values | gates] of each key head, a row of ba [b | a] of its value heads.
+// Gates of the recurrence are those of DeltaGateParams.
+struct DeltaInputsParams {
+  const float* qkvz = nullptr;     // [rows, 2 * (keys + values)], keys = key_heads * key_dim, ...
+  const float* ba = nullptr;       // [rows, 2 * value_heads]
+  const float* a_log = nullptr;    // [value_heads]
+  const float* dt_bias = nullptr;  // [value_heads]
+  float* mixed = nullptr;          // [rows, 2 * keys + values]: all q, all k, all values
+  float* z = nullptr;              // [rows, values]: the gates of the results
+  float* log_decay = nullptr;      // [rows, value_heads]
+  float* beta = nullptr;           // [rows, value_heads]
+  int64_t rows = 0;
+  int32_t key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0;
+};
+void delta_inputs(const DeltaInputsParams& params, ThreadPool& threads);
+
 // Both work on `count` dense elements.
 void add(float* x, const float* y, float factor, int64_t count,
          ThreadPool& threads);                                           // x += factor * y

@@ -88,6 +88,10 @@ class CountingDevice final : public ModelDevice {
   }
   void gated_activation(const MlpParts&, Rows, Rows, int64_t) override { refuse(); }
   void sigmoid_gate(HeadRows, HeadRows, int64_t, int32_t, int32_t, int32_t) override { refuse(); }
+  void delta_inputs(const kernels::DeltaInputsParams&) override { refuse(); }
+  void gated_norm(const Norm&, HeadRows, HeadRows, HeadRows, int64_t, int32_t) override {
+    refuse();
+  }
   void moe_routing(const kernels::MoeRoutingParams&) override { refuse(); }
   void embedding(const kernels::EmbeddingParams&) override { refuse(); }
   void gather_rows(const kernels::ExpertRowsParams&) override { refuse(); }

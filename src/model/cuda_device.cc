@@ -86,6 +86,9 @@ class CudaDevice final : public ModelDevice {
   }
   void sigmoid_gate(HeadRows x, HeadRows gate, int64_t rows, int32_t heads, int32_t dim,
                     int32_t gate_dim) override;
+  void delta_inputs(const kernels::DeltaInputsParams& params) override;
+  void gated_norm(const Norm& norm, HeadRows x, HeadRows gate, HeadRows out, int64_t rows,
+                  int32_t heads) override;
   void moe_routing(const kernels::MoeRoutingParams& params) override;
   void embedding(const kernels::EmbeddingParams& params) override;
   void gather_rows(const kernels::ExpertRowsParams& params) override;
@@ -178,6 +181,21 @@ std::shared_ptr<std::byte> CudaDevice::allocate(size_t bytes) {
 }
 
 void CudaDevice::linear(const Linear& weights, Rows x, Rows out, int64_t rows) {
+  if (weights.n == 1) {
+    const cuda::SingleColumnParams params{
+        .x = x.data,
+        .weight = weights.weight,
+        .bias = weights.bias,
+        .out = out.data,
+        .x_stride = x.stride,
+        .weight_step = weights.is_kn ? weights.stride : 1,
+        .out_stride = out.stride,
+        .rows = static_cast<int32_t>(rows),
+        .k = weights.k,
+        .out_is_f32 = out.dtype == DType::f32,
+    };
+    return kernels_.ops.single_column(params, stream());
+  }
   gpu::MatmulParams params;
   params.x = x.data;
   params.weight = weights.weight;
@@ -257,6 +275,45 @@ void CudaDevice::sigmoid_gate(HeadRows x, HeadRows gate, int64_t rows, int32_t h
   params.dim = dim;
   params.gate_dim = gate_dim;
   kernels_.ops.sigmoid_gate(params, stream());
+}
+
+void CudaDevice::delta_inputs(const kernels::DeltaInputsParams& inputs) {
+  const cuda::DeltaInputsKernelParams params{
+      .qkvz = inputs.qkvz,
+      .ba = inputs.ba,
+      .a_log = inputs.a_log,
+      .dt_bias = inputs.dt_bias,
+      .mixed = inputs.mixed,
+      .z = inputs.z,
+      .log_decay = inputs.log_decay,
+      .beta = inputs.beta,
+      .rows = static_cast<int32_t>(inputs.rows),
+      .key_heads = inputs.key_heads,
+      .value_heads = inputs.value_heads,
+      .key_dim = inputs.key_dim,
+      .value_dim = inputs.value_dim,
+  };
+  kernels_.ops.delta_inputs(params, stream());
+}
+
+void CudaDevice::gated_norm(const Norm& norm, HeadRows x, HeadRows gate, HeadRows out, int64_t rows,
+                            int32_t heads) {
+  const cuda::GatedNormParams params{
+      .x = static_cast<const float*>(x.data),
+      .gate = static_cast<const float*>(gate.data),
+      .out = out.data,
+      .x_row_stride = x.token_stride,
+      .x_head_stride = x.head_stride,
+      .gate_row_stride = gate.token_stride,
+      .gate_head_stride = gate.head_stride,
+      .out_row_stride = out.token_stride,
+      .out_head_stride = out.head_stride,
+      .norm = weights_of(norm),
+      .rows = static_cast<int32_t>(rows),
+      .heads = heads,
+      .dim = norm.dim(),
+  };
+  kernels_.ops.gated_norm(params, stream());
 }
 
 void CudaDevice::moe_routing(const kernels::MoeRoutingParams& routing) {

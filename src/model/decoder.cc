@@ -268,7 +268,7 @@ void Model::forward(const ModelInputs& inputs, std::span<AttentionBackend* const
 std::unique_ptr<Model> make_decoder(DecoderParts parts) {
   parts.checkpoint->check_intact();
   for (LayerGroup& group : parts.info.groups) {
-    group.spec.q_dtype = parts.device->activation_dtype();
+    if (!is_linear(group.spec.kind)) group.spec.q_dtype = parts.device->activation_dtype();
   }
   return std::make_unique<DecoderModel>(std::move(parts));
 }

@@ -155,6 +155,11 @@ class ModelDevice {
   // dims.
   virtual void sigmoid_gate(HeadRows x, HeadRows gate, int64_t rows, int32_t heads, int32_t dim,
                             int32_t gate_dim) = 0;
+  virtual void delta_inputs(const kernels::DeltaInputsParams& params) = 0;
+  // Computes out[r, h, i] = norm(x[r, h])[i] * silu(gate[r, h, i]) from f32. `out` may be x if it
+  // is f32, too.
+  virtual void gated_norm(const Norm& norm, HeadRows x, HeadRows gate, HeadRows out, int64_t rows,
+                          int32_t heads) = 0;
   virtual void moe_routing(const kernels::MoeRoutingParams& params) = 0;
   virtual void embedding(const kernels::EmbeddingParams& params) = 0;
   virtual void gather_rows(const kernels::ExpertRowsParams& params) = 0;  // requires a null weight

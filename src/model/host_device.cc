@@ -18,8 +18,8 @@ HeadView view_of(const HeadRows& rows) {
   return {static_cast<float*>(rows.data), rows.token_stride, rows.head_stride};
 }
 
-void norm_heads(const Norm& norm, HeadView x, HeadView out, int64_t rows, int32_t heads,
-                ThreadPool& threads) {
+kernels::RmsNormParams norm_params(const Norm& norm, HeadView x, HeadView out, int64_t rows,
+                                   int32_t heads) {
   kernels::RmsNormParams params;
   params.x = x;
   params.out = out;
@@ -29,7 +29,12 @@ void norm_heads(const Norm& norm, HeadView x, HeadView out, int64_t rows, int32_
   params.rows = rows;
   params.heads = heads;
   params.dim = norm.dim();
-  kernels::rms_norm(params, threads);
+  return params;
+}
+
+void norm_heads(const Norm& norm, HeadView x, HeadView out, int64_t rows, int32_t heads,
+                ThreadPool& threads) {
+  kernels::rms_norm(norm_params(norm, x, out, rows, heads), threads);
 }
 
 class HostDevice final : public ModelDevice {
@@ -167,6 +172,16 @@ class HostDevice final : public ModelDevice {
     params.dim = dim;
     params.gate_dim = gate_dim;
     kernels::sigmoid_gate(params, threads_);
+  }
+
+  void delta_inputs(const kernels::DeltaInputsParams& params) override {
+    kernels::delta_inputs(params, threads_);
+  }
+  void gated_norm(const Norm& norm, HeadRows x, HeadRows gate, HeadRows out, int64_t rows,
+                  int32_t heads) override {
+    kernels::RmsNormParams params = norm_params(norm, view_of(x), view_of(out), rows, heads);
+    params.gate = view_of(gate);
+    kernels::rms_norm(params, threads_);
   }
 
   void moe_routing(const kernels::MoeRoutingParams& params) override {

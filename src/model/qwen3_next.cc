@@ -3,11 +3,9 @@
 // a recurrent state. The fourth is softmax attention with an output gate and rotary positions on a
 // quarter of each head. Every layer ends in a mixture of experts with a gated shared expert. Norms
 // are stored as weight - 1, except for the one after the delta net.
-#include <algorithm>
 #include <cmath>
 
 #include "core/check.h"
-#include "kernels/cpu/parallel.h"
 #include "model/architectures.h"
 #include "model/plain_decoder.h"
 
@@ -40,48 +38,47 @@ class GatedDeltaNet : public Block {
     ModelDevice& device = *pass.device;
     device.linear(parts_.qkvz, x, {scratch.qkvz, parts_.qkvz.n, DType::f32}, pass.rows);
     device.linear(parts_.ba, x, {scratch.ba, parts_.ba.n, DType::f32}, pass.rows);
-    ungroup(pass, scratch);
 
-    kernels::DeltaGateParams gates;
-    gates.a = scratch.a;
-    gates.b = scratch.b;
-    gates.a_row_stride = gates.b_row_stride = spec.linear.value_heads;
-    gates.a_log = parts_.a_log.data();
-    gates.dt_bias = parts_.dt_bias.data();
-    gates.log_decay = scratch.a;
-    gates.beta = scratch.b;
-    gates.rows = pass.rows;
-    gates.heads = spec.linear.value_heads;
-    kernels::delta_gates(gates, *device.threads());
+    kernels::DeltaInputsParams inputs;
+    inputs.qkvz = scratch.qkvz;
+    inputs.ba = scratch.ba;
+    inputs.a_log = parts_.a_log.data();
+    inputs.dt_bias = parts_.dt_bias.data();
+    inputs.mixed = scratch.mixed;
+    inputs.z = scratch.z;
+    inputs.log_decay = scratch.log_decay;
+    inputs.beta = scratch.beta;
+    inputs.rows = pass.rows;
+    inputs.key_heads = spec.linear.key_heads;
+    inputs.value_heads = spec.linear.value_heads;
+    inputs.key_dim = spec.linear.key_dim;
+    inputs.value_dim = spec.linear.value_dim;
+    device.delta_inputs(inputs);
 
     LayerTensors tensors;
     tensors.layer = parts_.slot.layer;
     tensors.linear.mixed = scratch.mixed;
     tensors.linear.conv_weight = parts_.conv_weight.data();
-    tensors.linear.log_decay = scratch.a;
-    tensors.linear.beta = scratch.b;
+    tensors.linear.log_decay = scratch.log_decay;
+    tensors.linear.beta = scratch.beta;
     tensors.linear.l2_normalise_qk = true;
     tensors.out =
         dense_rows(scratch.out, DType::f32, spec.linear.value_heads, spec.linear.value_dim);
-    pass.backends[static_cast<size_t>(parts_.slot.group)]->forward(tensors);
+    pass.backends[static_cast<size_t>(parts_.slot.group)]->forward(tensors, device.stream());
 
-    const kernels::HeadView result{scratch.out, parts_.value_width(), spec.linear.value_dim};
-    kernels::RmsNormParams norm;
-    norm.x = norm.out = result;
-    norm.gate = {scratch.z, parts_.value_width(), spec.linear.value_dim};
-    norm.weight = parts_.norm.weight.data();
-    norm.epsilon = parts_.norm.epsilon;
-    norm.rows = pass.rows;
-    norm.heads = spec.linear.value_heads;
-    norm.dim = spec.linear.value_dim;
-    kernels::rms_norm(norm, *device.threads());
-    device.linear(parts_.out, {scratch.out, parts_.out.k, DType::f32}, out, pass.rows);
+    const Rows result{scratch.out, parts_.value_width(), DType::f32};
+    const Rows gate{scratch.z, parts_.value_width(), DType::f32};
+    device.gated_norm(
+        parts_.norm, as_heads(result, spec.linear.value_dim), as_heads(gate, spec.linear.value_dim),
+        as_heads(scratch.normed, spec.linear.value_dim), pass.rows, spec.linear.value_heads);
+    device.linear(parts_.out, scratch.normed, out, pass.rows);
   }
 
  private:
-  // mixed: [all q | all k | all v], the input of the convolution. a: decay, b: write strength.
+  // mixed: [all q | all k | all v], the input of the convolution. z: gates of the results.
   struct Buffers {
-    float *qkvz, *ba, *mixed, *z, *a, *b, *out;
+    float *qkvz, *ba, *mixed, *z, *log_decay, *beta, *out;
+    Rows normed;
   };
   Buffers buffers(Arena& arena, int64_t rows) const {
     const int64_t heads = parts_.spec.linear.value_heads;
@@ -89,39 +86,10 @@ class GatedDeltaNet : public Block {
             .ba = arena.floats(rows * parts_.ba.n),
             .mixed = arena.floats(rows * parts_.spec.linear.conv_dim()),
             .z = arena.floats(rows * parts_.value_width()),
-            .a = arena.floats(rows * heads),
-            .b = arena.floats(rows * heads),
-            .out = arena.floats(rows * parts_.value_width())};
-  }
-
-  // Reorders from one group per key head to one run per quantity.
-  void ungroup(const Pass& pass, const Buffers& scratch) const {
-    const int64_t key_heads = parts_.spec.linear.key_heads, values = parts_.spec.linear.value_heads;
-    const int64_t key_dim = parts_.spec.linear.key_dim, per_key = values / key_heads;
-    const int64_t value_dim = per_key * parts_.spec.linear.value_dim;
-    kernels::cpu::parallel_ranges(
-        *pass.device->threads(), pass.rows, 16, [&](int64_t begin, int64_t end) {
-          for (int64_t row = begin; row < end; ++row) {
-            const float* from = scratch.qkvz + row * parts_.qkvz.n;
-            const float* from_ba = scratch.ba + row * parts_.ba.n;
-            float* const q = scratch.mixed + row * parts_.spec.linear.conv_dim();
-            float* const k = q + parts_.key_width();
-            float* const v = k + parts_.key_width();
-            float* const z = scratch.z + row * parts_.value_width();
-            for (int64_t head = 0; head < key_heads; ++head) {
-              const auto next = [&](const float*& source, int64_t count, float* to) {
-                std::copy_n(source, count, to + head * count);
-                source += count;
-              };
-              next(from, key_dim, q);
-              next(from, key_dim, k);
-              next(from, value_dim, v);
-              next(from, value_dim, z);
-              next(from_ba, per_key, scratch.b + row * values);
-              next(from_ba, per_key, scratch.a + row * values);
-            }
-          }
-        });
+            .log_decay = arena.floats(rows * heads),
+            .beta = arena.floats(rows * heads),
+            .out = arena.floats(rows * parts_.value_width()),
+            .normed = arena.rows(rows, parts_.value_width())};
   }
 
   DeltaNetParts parts_;

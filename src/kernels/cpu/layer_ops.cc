@@ -135,6 +135,44 @@ void delta_gates(const DeltaGateParams& params, ThreadPool& threads) {
                   });
 }
 
+void delta_inputs(const DeltaInputsParams& params, ThreadPool& threads) {
+  const int64_t key_dim = params.key_dim, keys = params.key_heads * key_dim;
+  const int64_t per_key = params.value_heads / params.key_heads;
+  const int64_t value_dim = per_key * params.value_dim, values = params.key_heads * value_dim;
+  const int64_t heads = params.value_heads;
+  parallel_ranges(threads, params.rows, row_grain(2 * (keys + values)),
+                  [&](int64_t begin, int64_t end) {
+                    for (int64_t row = begin; row < end; ++row) {
+                      const float* from = params.qkvz + row * 2 * (keys + values);
+                      const float* from_ba = params.ba + row * 2 * heads;
+                      float* const q = params.mixed + row * (2 * keys + values);
+                      const auto next = [](const float*& source, int64_t count, float* to) {
+                        std::copy_n(source, count, to);
+                        source += count;
+                      };
+                      for (int64_t head = 0; head < params.key_heads; ++head) {
+                        next(from, key_dim, q + head * key_dim);
+                        next(from, key_dim, q + keys + head * key_dim);
+                        next(from, value_dim, q + 2 * keys + head * value_dim);
+                        next(from, value_dim, params.z + row * values + head * value_dim);
+                        next(from_ba, per_key, params.beta + row * heads + head * per_key);
+                        next(from_ba, per_key, params.log_decay + row * heads + head * per_key);
+                      }
+                    }
+                  });
+  DeltaGateParams gates;
+  gates.a = params.log_decay;
+  gates.b = params.beta;
+  gates.a_row_stride = gates.b_row_stride = heads;
+  gates.a_log = params.a_log;
+  gates.dt_bias = params.dt_bias;
+  gates.log_decay = params.log_decay;
+  gates.beta = params.beta;
+  gates.rows = params.rows;
+  gates.heads = params.value_heads;
+  delta_gates(gates, threads);
+}
+
 void add(float* x, const float* y, float factor, int64_t count, ThreadPool& threads) {
   parallel_ranges(threads, count, kGrain, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) x[i] += factor * y[i];

@@ -65,6 +65,41 @@ struct SigmoidGateKernelParams {
   int32_t rows, heads, dim, gate_dim;
 };
 
+// out[r] = x[r] weight + bias. One warp a row.
+struct SingleColumnParams {
+  const void* x;       // activations [rows, k]
+  const void* weight;  // bf16, at intervals of weight_step
+  const float* bias;   // [1] or null
+  void* out;           // activations, or f32
+  int64_t x_stride, weight_step, out_stride;
+  int32_t rows, k;
+  int32_t out_is_f32;
+};
+
+// As DeltaInputsParams in kernels/layer_ops.h.
+struct DeltaInputsKernelParams {
+  const float* qkvz;
+  const float* ba;
+  const float* a_log;
+  const float* dt_bias;
+  float* mixed;
+  float* z;
+  float* log_decay;
+  float* beta;
+  int32_t rows, key_heads, value_heads, key_dim, value_dim;
+};
+
+// out[r, h, :] = norm(x[r, h, :]) * silu(gate[r, h, :]). One warp a head.
+struct GatedNormParams {
+  const float* x;
+  const float* gate;
+  void* out;  // activations
+  int64_t x_row_stride, x_head_stride, gate_row_stride, gate_head_stride;
+  int64_t out_row_stride, out_head_stride;
+  NormWeights norm;
+  int32_t rows, heads, dim;
+};
+
 // out[r] = factor * table[index[r]]: f32 from activations (an embedding) or from f32 (rows that
 // are kept). Indices outside [0, table_rows) count as 0.
 struct GatherParams {

@@ -3,9 +3,11 @@
 // decode step pays for their launches, a prefill for their bytes.
 #pragma once
 
+#include "kernels/cuda/portable/layer_ops/delta_net.cuh"
 #include "kernels/cuda/portable/layer_ops/elementwise.cuh"
 #include "kernels/cuda/portable/layer_ops/norms.cuh"
 #include "kernels/cuda/portable/layer_ops/routing.cuh"
+#include "kernels/cuda/portable/layer_ops/single_column.cuh"
 
 namespace fovea::kernels::cuda {
 
@@ -19,6 +21,12 @@ template <>
 struct OpConfig<gated_activation> : GatedConfig {};
 template <>
 struct OpConfig<sigmoid_gate> : SigmoidGateConfig {};
+template <>
+struct OpConfig<delta_inputs> : DeltaInputsConfig {};
+template <>
+struct OpConfig<gated_norm> : GatedNormConfig {};
+template <>
+struct OpConfig<single_column> : SingleColumnConfig {};
 template <>
 struct OpConfig<gather> : GatherConfig {};
 template <>

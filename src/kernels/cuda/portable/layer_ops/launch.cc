@@ -30,6 +30,9 @@ LayerOps::LayerOps(int sm, gpu::KernelStore& store)
       prepare_heads_(load("prepare_heads", sm, store)),
       gated_activation_(load("gated_activation", sm, store)),
       sigmoid_gate_(load("sigmoid_gate", sm, store)),
+      delta_inputs_(load("delta_inputs", sm, store)),
+      gated_norm_(load("gated_norm", sm, store)),
+      single_column_(load("single_column", sm, store)),
       gather_(load("gather", sm, store)),
       soft_cap_(load("soft_cap", sm, store)),
       routing_(load("routing", sm, store)),
@@ -52,6 +55,21 @@ void LayerOps::gated_activation(const GatedParams& params, Stream stream) const 
 void LayerOps::sigmoid_gate(const SigmoidGateKernelParams& params, Stream stream) const {
   sigmoid_gate_.launch(element_grid(int64_t{params.rows} * params.heads * params.dim), params,
                        stream);
+}
+
+void LayerOps::delta_inputs(const DeltaInputsKernelParams& params, Stream stream) const {
+  const int64_t keys = int64_t{params.key_heads} * params.key_dim;
+  const int64_t values = int64_t{params.value_heads} * (params.value_dim + 1);
+  delta_inputs_.launch(element_grid(params.rows * 2 * (keys + values)), params, stream);
+}
+
+void LayerOps::gated_norm(const GatedNormParams& params, Stream stream) const {
+  const int64_t heads = int64_t{params.rows} * params.heads;
+  gated_norm_.launch(blocks(ceil_div(heads, gated_norm_.row_tile())), params, stream);
+}
+
+void LayerOps::single_column(const SingleColumnParams& params, Stream stream) const {
+  single_column_.launch(blocks(ceil_div(params.rows, single_column_.row_tile())), params, stream);
 }
 
 void LayerOps::gather(const GatherParams& params, Stream stream) const {

@@ -17,6 +17,9 @@ class LayerOps {
   void prepare_heads(const HeadsParams& params, Stream stream) const;
   void gated_activation(const GatedParams& params, Stream stream) const;
   void sigmoid_gate(const SigmoidGateKernelParams& params, Stream stream) const;
+  void delta_inputs(const DeltaInputsKernelParams& params, Stream stream) const;
+  void gated_norm(const GatedNormParams& params, Stream stream) const;
+  void single_column(const SingleColumnParams& params, Stream stream) const;
   void gather(const GatherParams& params, Stream stream) const;
   void soft_cap(const SoftCapParams& params, Stream stream) const;
   void routing(const RoutingParams& params, Stream stream) const;
@@ -24,8 +27,8 @@ class LayerOps {
   void combine(const CombineParams& params, Stream stream) const;
 
  private:
-  Kernel residual_, prepare_heads_, gated_activation_, sigmoid_gate_, gather_, soft_cap_, routing_,
-      group_choices_, combine_;
+  Kernel residual_, prepare_heads_, gated_activation_, sigmoid_gate_, delta_inputs_, gated_norm_,
+      single_column_, gather_, soft_cap_, routing_, group_choices_, combine_;
 };
 
 // Enters the slots of new tokens in the device's copy of a request table.
