@@ -103,6 +103,16 @@ void forward_layer(Backend& self, nb::handle layer, const nb::kwargs& arguments)
   self.forward(input, stream_from(stream, shape.device, input.api));
 }
 
+// Is forward() for fovea.torch, whose op calls it in every layer.
+void forward_rows(Backend& self, nb::handle layer, nb::handle q, nb::handle k, nb::handle v,
+                  nb::handle out) {
+  LayerInput input;
+  const LayerShape shape = self.shape();
+  read_rows({q, k, v, out}, shape, input);
+  input.tensors.layer = integer_from<int32_t>(layer, "layer");
+  self.forward(input, stream_from({}, shape.device, input.api));
+}
+
 BoundLayer bind_layer(const nb::pointer_and_handle<Backend>& self, nb::handle layer,
                       const nb::kwargs& arguments) {
   BoundLayer bound{.backend = nb::borrow(self.h), .input = {}};
@@ -212,6 +222,8 @@ void bind_backend(nb::module_& module) {
            "batch until the next plan().")
       .def("forward", &forward_layer, nb::arg("layer") = 0, nb::arg("arguments"),
            nb::sig(forward_signature.c_str()), kForwardDoc)
+      // Named arguments would cost time in each call.
+      .def("_forward_rows", &forward_rows, "Is forward(layer, q=, k=, v=, out=) by position.")
       .def("bind", &bind_layer, nb::arg("layer") = 0, nb::arg("arguments"),
            nb::sig(bind_signature.c_str()),
            "Checks and keeps the arrays of a forward() that is called often. They stay in place; "

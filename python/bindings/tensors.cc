@@ -54,12 +54,17 @@ struct RowShape {
   DType dtype;
 };
 
+// The arguments in the order of their names, an invalid handle for those not given or None.
+using Arguments = std::array<nb::handle, kArguments>;
+
 class LayerReader {
  public:
-  LayerReader(const nb::kwargs& arguments, const LayerShape& shape, LayerInput& input, bool keep)
-      : spec_(shape.spec), device_(shape.device), input_(input), keep_(keep) {
-    static const Keywords<kArguments> keywords(kNames);
-    arguments_ = keywords.read(arguments, "forward");
+  LayerReader(const Arguments& arguments, const LayerShape& shape, LayerInput& input, bool keep)
+      : spec_(shape.spec),
+        device_(shape.device),
+        input_(input),
+        keep_(keep),
+        arguments_(arguments) {
     if (!arguments_[kStream].is_valid()) return;
     const Stream stream = stream_from(arguments_[kStream], device_, nullptr);
     if (stream != nullptr) dl_stream_ = static_cast<int64_t>(reinterpret_cast<intptr_t>(stream));
@@ -265,7 +270,7 @@ class LayerReader {
   LayerInput& input_;
   bool keep_;
   int64_t dl_stream_ = 1;  // DLPack's number of the default stream
-  std::array<nb::handle, kArguments> arguments_;
+  const Arguments& arguments_;
 };
 
 Rotary read_rotary(nb::handle cos, nb::handle sin, nb::handle positions, nb::handle interleaved) {
@@ -301,11 +306,22 @@ Rotary read_rotary(nb::handle cos, nb::handle sin, nb::handle positions, nb::han
 
 void read_layer(const nb::kwargs& arguments, const LayerShape& shape, LayerInput& input, bool keep,
                 nb::handle* stream) {
-  LayerReader reader(arguments, shape, input, keep);
+  static const Keywords<kArguments> keywords(kNames);
+  const Arguments values = keywords.read(arguments, "forward");
+  LayerReader reader(values, shape, input, keep);
   check_argument(stream != nullptr || !reader.stream().is_valid(),
                  "stream is given, bind() does not take it: give it to BoundLayer.forward()");
   if (stream != nullptr) *stream = reader.stream();
   reader.read();
+}
+
+void read_rows(const LayerRows& rows, const LayerShape& shape, LayerInput& input) {
+  Arguments values;
+  if (is_given(rows.q)) values[kQ] = rows.q;
+  if (is_given(rows.k)) values[kK] = rows.k;
+  if (is_given(rows.v)) values[kV] = rows.v;
+  if (is_given(rows.out)) values[kOut] = rows.out;
+  LayerReader(values, shape, input, false).read();
 }
 
 void bind_tensors(nb::module_& module) {

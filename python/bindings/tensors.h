@@ -41,4 +41,12 @@ struct LayerShape {
 void read_layer(const nb::kwargs& arguments, const LayerShape& shape, LayerInput& input, bool keep,
                 nb::handle* stream);
 
+// The arguments that nearly every forward() has. Each may be None.
+struct LayerRows {
+  nb::handle q, k, v, out;
+};
+
+// Reads a layer that has no other arguments, without the dictionary that keyword arguments need.
+void read_rows(const LayerRows& rows, const LayerShape& shape, LayerInput& input);
+
 }  // namespace fovea::python

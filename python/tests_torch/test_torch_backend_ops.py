@@ -117,12 +117,9 @@ def ops_of(model, batch):
         (attention.state, attention.number, "extend", q.shape[0], q_indptr, kv_lens, rows, table, 16, slots, None,
          None, None, None, 1, None, 8, 48, False),
     )  # fmt: skip
+    yield torch.ops.fovea.forward.default, (attention.state, attention.number, 0, q, k, v, torch.zeros_like(q))
     yield (
-        torch.ops.fovea.forward.default,
-        (attention.state, attention.number, 0, q, k, v, torch.zeros_like(q), None, True),
-    )
-    yield (
-        torch.ops.fovea.forward_scores.default,
+        torch.ops.fovea.forward_options.default,
         (attention.state, attention.number, 1, q, k, v, torch.zeros_like(q), None, True, None, None, None),
     )
 

@@ -6,10 +6,13 @@
     python3 gpu_vllm.py compare flash_attn.json custom.json
 
 MODEL_FOLDER needs a config.json only: weights are random, and the same in every run. Further arguments of `run` are
-options of vllm.LLM as NAME=VALUE in JSON: kv_cache_dtype='"fp8"'. "compare" prints the steps of both, and how many of
-the prompts have equal tokens up to the first near tie.
+NAME=VALUE in JSON: points='[[8, 4096]]' are the requests and prompt tokens to time instead of POINTS and a mixture,
+greedy=0 is the number of prompts whose tokens are written (64); all others are options of vllm.LLM, for example
+kv_cache_dtype='"fp8"'. With CUSTOM, an operation of torch that makes the host wait is an error in the builder and in
+the layers. "compare" prints the steps of both, and how many of the prompts have equal tokens up to the first near tie.
 """
 
+import functools
 import json
 import os
 import random
@@ -37,11 +40,13 @@ def _seconds(llm: Any, prompts: list[dict[str, list[int]]], new_tokens: int) -> 
     return time.perf_counter() - start
 
 
-def _time_steps(llm: Any, vocabulary: int) -> dict[str, list[float]]:
+def _time_steps(llm: Any, vocabulary: int, points: list[tuple[int, int]] | None) -> dict[str, list[float]]:
     """Returns the milliseconds of a prompt with 2 new tokens, and of a step, for each point."""
     chance = random.Random(1)
     mixed = [int(128 * 2 ** chance.uniform(0, 7)) for _ in range(64)]  # log-uniform, 128 to 16384
-    cases = {f"{count} x {length}": [length] * count for count, length in POINTS} | {"64 mixed": mixed}
+    cases = {f"{count} x {length}": [length] * count for count, length in points or POINTS}
+    if points is None:
+        cases["64 mixed"] = mixed
     times = {}
     for name, lengths in cases.items():
         _seconds(llm, _prompts(chance, lengths[:2], vocabulary), 4)
@@ -52,12 +57,12 @@ def _time_steps(llm: Any, vocabulary: int) -> dict[str, list[float]]:
     return times
 
 
-def _greedy(llm: Any, vocabulary: int) -> list[list[list[float]]]:
-    """Returns [token, best logprob, second logprob] of 256 new tokens of 64 prompts."""
+def _greedy(llm: Any, vocabulary: int, count: int) -> list[list[list[float]]]:
+    """Returns [token, best logprob, second logprob] of 256 new tokens of `count` prompts."""
     from vllm import SamplingParams
 
     chance = random.Random(2)
-    prompts = _prompts(chance, [chance.randrange(16, 2048) for _ in range(64)], vocabulary)
+    prompts = _prompts(chance, [chance.randrange(16, 2048) for _ in range(count)], vocabulary)
     sampling = SamplingParams(temperature=0, max_tokens=256, ignore_eos=True, detokenize=False, logprobs=2)
     result = []
     for output in llm.generate(prompts, sampling, use_tqdm=False):
@@ -69,36 +74,57 @@ def _greedy(llm: Any, vocabulary: int) -> list[list[list[float]]]:
     return result
 
 
+def _refuse_waits(owner: type, name: str) -> None:
+    """Makes an operation of torch in a method that waits for the GPU an error."""
+    import torch
+
+    method = getattr(owner, name)
+
+    @functools.wraps(method)
+    def checked(*arguments: Any, **options: Any) -> Any:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return method(*arguments, **options)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    setattr(owner, name, checked)
+
+
 def run(backend: str, folder: str, out: str, further: list[str]) -> None:
     from vllm import LLM
 
     options = {name: json.loads(value) for name, value in (item.split("=", 1) for item in further)}
+    points, greedy = options.pop("points", None), options.pop("greedy", 64)
     start = time.perf_counter()
-    llm = LLM(
-        model=folder,
-        load_format="dummy",
-        skip_tokenizer_init=True,
-        attention_config={"backend": backend},
-        max_model_len=20480,
-        gpu_memory_utilization=0.88,
-        compilation_config={
+    settings = {
+        "model": folder,
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "attention_config": {"backend": backend},
+        "max_model_len": 20480,
+        "gpu_memory_utilization": 0.88,
+        "compilation_config": {
             "mode": 0,
             "cudagraph_mode": "FULL_DECODE_ONLY",
             "cudagraph_capture_sizes": [1, 8, 32, 64, 128],
         },
-        enable_prefix_caching=False,
-        max_num_seqs=128,
-        max_num_batched_tokens=16384,
-        **options,
-    )
+        "enable_prefix_caching": False,
+        "max_num_seqs": 128,
+        "max_num_batched_tokens": 16384,
+    }
+    llm = LLM(**settings | options)
     print(f"{backend}: loaded in {time.perf_counter() - start:.1f} s", flush=True)
     vocabulary = llm.llm_engine.model_config.get_vocab_size()
-    result = {"backend": backend, "times": _time_steps(llm, vocabulary), "greedy": _greedy(llm, vocabulary)}
+    result: dict[str, Any] = {"backend": backend, "times": _time_steps(llm, vocabulary, points)}
     if backend == "CUSTOM":
-        from fovea.vllm import counters
+        from fovea.vllm import counters, layer_group, metadata
 
+        _refuse_waits(metadata.MetadataBuilder, "build")
+        _refuse_waits(layer_group.LayerGroup, "forward")
+        print(counters, flush=True)
         assert counters.layers > 0, "no layer ran in Fovea"
-        print(counters)
+    result["greedy"] = _greedy(llm, vocabulary, greedy)
     with open(out, "w", encoding="utf-8") as file:
         json.dump(result, file)
 
@@ -112,6 +138,8 @@ def compare(first: str, second: str) -> None:
             f"({(other_step / step - 1) * 100:+.1f} %); prompt {prompt:.1f} and {other_prompt:.1f} ms "
             f"({(other_prompt / prompt - 1) * 100:+.1f} %)"
         )
+    if not a["greedy"]:
+        return
     equal = ties = 0
     for own, ours in zip(a["greedy"], b["greedy"], strict=True):
         differing = [step for step, (x, y) in enumerate(zip(own, ours, strict=True)) if x[0] != y[0]]

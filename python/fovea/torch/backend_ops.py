@@ -98,10 +98,10 @@ class BackendOps:
         q_scale: torch.Tensor | None = None,
     ) -> None:
         """Runs one layer of kind mha. Without q it only stores k and v."""
-        if sinks is None and alibi_slopes is None and q_scale is None:
-            torch.ops.fovea.forward.default(self.state, self.number, layer, q, k, v, out, lse, save_kv)
+        if save_kv and lse is None and sinks is None and alibi_slopes is None and q_scale is None:
+            torch.ops.fovea.forward.default(self.state, self.number, layer, q, k, v, out)
         else:
-            torch.ops.fovea.forward_scores.default(
+            torch.ops.fovea.forward_options.default(
                 self.state, self.number, layer, q, k, v, out, lse, save_kv, sinks, alibi_slopes, q_scale
             )
 
@@ -152,13 +152,13 @@ def _plan(
     _backends[backend].plan(batch)
 
 
-def _forward(state, backend, layer, q, k, v, out, lse, save_kv):
+def _forward(state, backend, layer, q, k, v, out):
     if torch.is_grad_enabled():
         refuse_gradients(q, k, v)
-    _backends[backend].forward(layer, q=q, k=k, v=v, out=out, lse=lse, save_kv=save_kv)
+    _backends[backend]._forward_rows(layer, q, k, v, out)
 
 
-def _forward_scores(state, backend, layer, q, k, v, out, lse, save_kv, sinks, alibi_slopes, q_scale):
+def _forward_options(state, backend, layer, q, k, v, out, lse, save_kv, sinks, alibi_slopes, q_scale):
     if torch.is_grad_enabled():
         refuse_gradients(q, k, v)
     _backends[backend].forward(
@@ -206,15 +206,14 @@ define(
 )
 # Every argument costs time in each call, so the rarer ones have an op of their own.
 define(
-    "forward(Tensor(a!) state, int backend, int layer, Tensor? q, Tensor? k, Tensor? v, Tensor(b!)? out, "
-    "Tensor(c!)? lse, bool save_kv) -> ()",
+    "forward(Tensor(a!) state, int backend, int layer, Tensor? q, Tensor? k, Tensor? v, Tensor(b!)? out) -> ()",
     _forward,
     _nothing,
 )
 define(
-    "forward_scores(Tensor(a!) state, int backend, int layer, Tensor? q, Tensor? k, Tensor? v, Tensor(b!)? out, "
+    "forward_options(Tensor(a!) state, int backend, int layer, Tensor? q, Tensor? k, Tensor? v, Tensor(b!)? out, "
     "Tensor(c!)? lse, bool save_kv, Tensor? sinks, Tensor? alibi_slopes, Tensor? q_scale) -> ()",
-    _forward_scores,
+    _forward_options,
     _nothing,
 )
 define(
