@@ -7,7 +7,7 @@ import fovea
 import fovea.torch
 import pytest
 import torch
-from fovea.torch import merge_states, paged_attention, varlen_attention, write_kv
+from fovea.torch import default_cache, merge_states, paged_attention, varlen_attention, write_kv
 from torch_reference import attend, paged_requests, tolerance
 
 SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625])
@@ -239,6 +239,35 @@ def test_compiled_layers_equal_eager_ones(backend):
             results.append((*function(requests.q, k, v, *caches, *batch), *caches))
         for eager, traced in zip(*results, strict=True):
             assert torch.equal(eager, traced)
+
+
+@pytest.mark.parametrize("caches", ["own memory", "alternating"])
+def test_compiled_stores_are_in_place(caches):
+    """A copy of a cache would have a backend of its own."""
+    torch.compiler.reset()
+    requests = paged_requests([5], [33])
+    k, v = torch.randn(2, 5, 2, 64)
+    pair = (requests.k_cache.clone(), requests.v_cache.clone())
+    if caches == "alternating":
+        pair = torch.stack(pair, 1).unbind(1)
+    slots = requests.slots[0][-5:].clone()
+    batch = (slots, requests.page_table, requests.device_lens, requests.q_indptr)
+    expected = layer(requests.q, k, v, *pair, *batch)
+    backends = len(default_cache)
+    results = torch.compile(layer, fullgraph=True, backend="inductor")(requests.q, k, v, *pair, *batch)
+    assert len(default_cache) == backends
+    assert all(torch.equal(result, wanted) for result, wanted in zip(results, expected, strict=True))
+    assert torch.equal(pair[1].reshape(-1, 2, 64)[slots], v)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled_stores_refuse_two_parts_of_one_tensor(backend):
+    torch.compiler.reset()
+    k_cache, v_cache = torch.zeros(2, 4, 4, 2, 64).unbind()
+    k = torch.zeros(1, 2, 64)
+    store = torch.compile(write_kv, fullgraph=True, backend=backend)
+    with pytest.raises(Exception, match="k_cache and v_cache are parts of one tensor"):
+        store(k, k, k_cache, v_cache, torch.tensor([5]))
 
 
 def test_gradients_are_refused():

@@ -29,7 +29,8 @@ def write_kv(
     """Stores k and v in a paged cache: token i in slot slots[i], which is page * page_size + its place in the page.
 
     k [tokens, kv_heads, head_dim]; v [tokens, kv_heads, head_dim_v]; slots int64 [tokens], -1 skips a token, and no
-    slot occurs twice. Caches and scales are as in paged_attention.
+    slot occurs twice. Caches and scales are as in paged_attention. Inside torch.compile they may not be two separate
+    parts of one tensor.
     """
     torch.ops.fovea.write_kv.default(k, v, k_cache, v_cache, slots, order, k_scale, v_scale)
 
@@ -72,7 +73,20 @@ def _run_write(k, v, k_cache, v_cache, slots, order, k_scale, v_scale):
 
 
 def _fake_write(k, v, k_cache, v_cache, slots, order, k_scale, v_scale):
-    return None
+    first, second = _elements(k_cache), _elements(v_cache)
+    shared = k_cache.untyped_storage()._cdata == v_cache.untyped_storage()._cdata
+    if shared and (first.stop <= second.start or second.stop <= first.start):
+        # torch 2.11 would copy the second one, from a wrong address.
+        raise NotImplementedError(
+            "k_cache and v_cache are parts of one tensor: torch.compile takes caches with memory of their own, or "
+            "parts that alternate within it, as in [pages, 2, ...]"
+        )
+
+
+def _elements(tensor: torch.Tensor) -> range:
+    """Returns the range of a tensor's elements in its storage."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return range(tensor.storage_offset(), tensor.storage_offset() + last + 1)
 
 
 @lru_cache(maxsize=256)
