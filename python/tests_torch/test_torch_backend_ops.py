@@ -75,11 +75,11 @@ def test_new_tokens_attend_to_themselves():
     assert torch.equal(layers[0][0].view(-1, 2, 64)[slots], k)
 
 
-def test_scores_have_sinks_and_slopes():
+def test_rarer_arguments():
     sinks, slopes = torch.tensor([0.5, -1.0, 2.0, 0.0]), torch.tensor([0.5, 0.25, 0.125, 0.0625])
     requests = paged_requests([2, 3], [20, 33])
     spec = fovea.AttentionSpec(
-        q_heads=4, kv_heads=2, head_dim=64, scores=fovea.ScoreSpec(has_sinks=True, has_alibi=True)
+        q_heads=4, kv_heads=2, head_dim=64, needs_lse=True, scores=fovea.ScoreSpec(has_sinks=True, has_alibi=True)
     )
     cache = fovea.KvCacheSpec(kv_heads=2, head_dim=64, page_size=16)
     layers = [(requests.k_cache, requests.v_cache)]
@@ -88,10 +88,11 @@ def test_scores_have_sinks_and_slopes():
         "extend", requests.q_indptr, requests.device_lens, tokens=5, request_rows=torch.arange(2, dtype=torch.int32),
         table=requests.page_table, entry_tokens=16, max_q_len=3, max_kv_len=48,
     )  # fmt: skip
-    out = torch.empty_like(requests.q)
-    attention.forward(0, requests.q, out=out, save_kv=False, sinks=sinks, alibi_slopes=slopes)
-    expected, _ = requests.expected(sinks=sinks, alibi_slopes=slopes)
+    out, lse = torch.empty_like(requests.q), torch.empty(5, 4)
+    attention.forward(0, requests.q, out=out, lse=lse, save_kv=False, sinks=sinks, alibi_slopes=slopes)
+    expected, expected_lse = requests.expected(sinks=sinks, alibi_slopes=slopes)
     torch.testing.assert_close(out.double(), expected, atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(lse.double(), expected_lse, atol=2e-5, rtol=2e-5)
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
