@@ -5,10 +5,12 @@
 
 The model has Qwen3-8B's shape and random weights. `--fa3` names the kernel library of a vLLM 0.24 wheel
 (vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so); without it the third implementation is left out. sdpa reads all keys of the
-batch for every token, so it runs fewer new tokens; Fovea runs both numbers.
+batch for every token, so it runs fewer new tokens; Fovea runs both numbers. A run that does not end in LIMIT seconds
+ends the program with the stacks of all threads.
 """
 
 import argparse
+import faulthandler
 import gc
 import logging
 import lzma
@@ -24,6 +26,7 @@ from transformers.modeling_utils import AttentionInterface, PreTrainedModel
 
 FA3_NAME = "vllm_flash_3"
 BLOCK = 256
+LIMIT = 90
 
 
 def fa3_forward(
@@ -305,7 +308,9 @@ def main() -> None:
     found: dict[tuple[str, int], list[list[int]]] = {}
     print(f"{'implementation':16} {'new':>5} {'seconds':>8} {'new tokens/s':>13} {'all tokens/s':>13}")
     for name, new in runs:
+        faulthandler.dump_traceback_later(LIMIT, exit=True)
         tokens, seconds = run(model, name, prompts, new)
+        faulthandler.cancel_dump_traceback_later()
         found[name, new] = tokens
         made = new * len(prompts)
         print(f"{name:16} {new:5} {seconds:8.2f} {made / seconds:13.0f} {(made + total) / seconds:13.0f}", flush=True)
