@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+// Times a layer of `linear_cuda`: decode, verification of four drafts with a snapshot after each,
+// and prompts, with the convolution, over states that no cache holds. The floor of decode is the
+// bytes of all states read and written at the measured rate of copies; verification writes five
+// states for each read one. Argument: a part of the names of cases.
+#include <fmt/core.h>
+
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "bench/gpu_ceilings.h"
+#include "bench/gpu_timing.h"
+#include "fovea/error.h"
+#include "fovea/select_backend.h"
+
+namespace fovea::bench {
+namespace {
+
+struct Shape {
+  const char* name;
+  AttentionKind kind;
+  LinearSpec linear;
+};
+
+constexpr Shape kShapes[] = {
+    {"delta 16/32",
+     AttentionKind::gated_delta_net,
+     {.key_heads = 16, .value_heads = 32, .key_dim = 128, .value_dim = 128, .conv_width = 4}},
+    {"mamba2 128",
+     AttentionKind::mamba2,
+     {.key_heads = 8, .value_heads = 128, .key_dim = 128, .value_dim = 64, .conv_width = 4}},
+};
+
+struct Load {
+  const char* name;
+  int32_t requests, tokens;  // tokens of each request
+  bool snapshots;            // after each token
+};
+
+constexpr Load kLoads[] = {
+    {"decode 1", 1, 1, false},       {"decode 8", 8, 1, false},
+    {"decode 32", 32, 1, false},     {"decode 128", 128, 1, false},
+    {"decode 256", 256, 1, false},   {"verify 4 of 32", 32, 4, true},
+    {"prompt 1x1k", 1, 1024, false}, {"prompt 1x4k", 1, 4096, false},
+    {"prompt 8x2k", 8, 2048, false},
+};
+
+constexpr int64_t kCacheBytes = int64_t{256} << 20;  // more than any cache holds
+
+int64_t state_bytes(const LinearSpec& linear) {
+  return int64_t{linear.value_heads} * linear.value_dim * linear.key_dim * int64_t{sizeof(float)};
+}
+
+double floor_seconds(const Shape& shape, const Load& load, const GpuCeilings& ceilings) {
+  const int32_t copies = 2 + (load.snapshots ? load.tokens : 0);
+  return static_cast<double>(load.requests * copies * state_bytes(shape.linear)) /
+         ceilings.copy_bytes;
+}
+
+class Layers {
+ public:
+  Layers(const Shape& shape, const Load& load, MeasureKernels& kernels, Stream stream)
+      : shape_(shape), load_(load), tokens_(load.requests * load.tokens) {
+    const LinearSpec& linear = shape.linear;
+    const int64_t held = load.requests * state_bytes(linear);
+    StateCacheSpec states{.layers = static_cast<int32_t>(kCacheBytes / held) + 2,
+                          .conv_dim = linear.conv_dim(),
+                          .conv_width = linear.conv_width,
+                          .heads = linear.value_heads,
+                          .rows = linear.value_dim,
+                          .columns = linear.key_dim};
+    const int32_t slots = 1 + load.requests + (load.snapshots ? tokens_ : 0);
+    const Device device = kernels.context().info().device();
+    pool_ = make_state_pool(states, slots, device);
+    for (int32_t i = 0; i < states.layers; ++i) {
+      const StateLayerView view = pool_->layer(i);
+      const auto seed = static_cast<uint32_t>(i + 1);
+      kernels.fill_noise(view.state, DType::f32, view.state_slot_stride * slots, seed, 1, 0,
+                         stream);
+      kernels.fill_noise(view.conv, DType::f32, view.conv_slot_stride * slots, seed, 1, 0, stream);
+    }
+    const auto fill = [&](gpu::DeviceBuffer& buffer, int64_t count, float factor, float offset) {
+      buffer = gpu::DeviceBuffer(static_cast<size_t>(count) * sizeof(float));
+      kernels.fill_noise(buffer.data(), DType::f32, count, 7, factor, offset, stream);
+    };
+    fill(mixed_, int64_t{tokens_} * linear.conv_dim(), 1, 0);
+    fill(weight_, int64_t{linear.conv_dim()} * linear.conv_width, 0.5f, 0);
+    fill(log_decay_, int64_t{tokens_} * linear.value_heads, 0.01f, -0.1f);
+    fill(beta_, int64_t{tokens_} * linear.value_heads, 0.05f, 0.5f);
+    fill(out_, int64_t{tokens_} * linear.value_heads * linear.value_dim, 1, 0);
+    make_batch(stream);
+    make_backend(device, stream);
+  }
+
+  double seconds(Stream stream) const {
+    const int32_t layers = pool_->spec().layers;
+    const auto run = [&](int32_t turn, Stream to) {
+      LayerTensors layer;
+      layer.layer = turn % layers;
+      layer.out =
+          dense_rows(out_.data(), DType::f32, shape_.linear.value_heads, shape_.linear.value_dim);
+      layer.linear.mixed = mixed_.data<float>();
+      layer.linear.conv_weight = weight_.data<float>();
+      layer.linear.log_decay = log_decay_.data<float>();
+      layer.linear.beta = beta_.data<float>();
+      layer.linear.l2_normalise_qk = shape_.kind == AttentionKind::gated_delta_net;
+      backend_->forward(layer, to);
+    };
+    return time_on_gpu(run, layers, PowerState::burst, stream).seconds;
+  }
+
+ private:
+  // Every request has context, so states are read.
+  void make_batch(Stream stream) {
+    std::vector<int32_t> indices;  // q_indptr, kv_lens, state_slots, snapshot_slots
+    for (int32_t i = 0; i <= load_.requests; ++i) indices.push_back(i * load_.tokens);
+    for (int32_t i = 0; i < load_.requests; ++i) indices.push_back(2 * load_.tokens);
+    for (int32_t i = 0; i < load_.requests; ++i) indices.push_back(1 + i);
+    for (int32_t i = 0; i < tokens_; ++i) indices.push_back(1 + load_.requests + i);
+    lists_ = gpu::to_device(indices, stream);
+    const auto requests = static_cast<size_t>(load_.requests);
+    const std::span<const int32_t> all = lists_.span<int32_t>();
+    batch_.mode = load_.tokens == 1 ? ForwardMode::decode : ForwardMode::extend;
+    batch_.requests = load_.requests;
+    batch_.tokens = tokens_;
+    batch_.q_indptr = all.first(requests + 1);
+    batch_.kv_lens = all.subspan(requests + 1, requests);
+    batch_.linear.state_slots = all.subspan(2 * requests + 1, requests);
+    if (load_.snapshots) batch_.linear.snapshot_slots = all.subspan(3 * requests + 1);
+  }
+
+  void make_backend(Device device, Stream stream) {
+    const BackendRegistry registry = BackendRegistry::builtin();
+    backend_ = registry.find("linear_cuda")
+                   ->create({.spec = {.kind = shape_.kind, .linear = shape_.linear},
+                             .state = pool_.get(),
+                             .device = device});
+    backend_->reserve({.max_requests = load_.requests,
+                       .max_tokens = tokens_,
+                       .max_q_len = load_.tokens,
+                       .max_kv_len = 2 * load_.tokens});
+    backend_->plan(batch_, stream);
+  }
+
+  Shape shape_;
+  Load load_;
+  int32_t tokens_;
+  std::unique_ptr<StatePool> pool_;
+  gpu::DeviceBuffer mixed_, weight_, log_decay_, beta_, out_, lists_;
+  BatchView batch_;
+  std::unique_ptr<AttentionBackend> backend_;
+};
+
+void run_all(std::string_view filter) {
+  const gpu::Context context(0);
+  MeasureKernels kernels(context);
+  const gpu::OwnedStream stream;
+  const gpu::DeviceBuffer memory(size_t{4} << 30);
+  const GpuCeilings ceilings =
+      measure_gpu_ceilings(kernels, memory, PowerState::burst, stream.get());
+  fmt::print("| case | us | floor | of floor |\n| --- | ---: | ---: | ---: |\n");
+  for (const Shape& shape : kShapes) {
+    for (const Load& load : kLoads) {
+      const std::string name = fmt::format("{} {}", shape.name, load.name);
+      if (name.find(filter) == std::string::npos) continue;
+      const double seconds = Layers(shape, load, kernels, stream.get()).seconds(stream.get());
+      const double floor = floor_seconds(shape, load, ceilings);
+      fmt::print("| {} | {:.1f} | {:.1f} | {:.2f} |\n", name, seconds * 1e6, floor * 1e6,
+                 floor / seconds);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fovea::bench
+
+int main(int count, char** arguments) {
+  try {
+    fovea::bench::run_all(count > 1 ? arguments[1] : "");
+  } catch (const fovea::Error& error) {
+    fmt::print(stderr, "{}\n", error.what());
+    return 1;
+  }
+}
