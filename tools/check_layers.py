@@ -8,8 +8,8 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-ORDER = ["include", "core", "gpu", "kernels", "kvcache", "attention", "model", "tokenizer", "engine", "c", "surface"]
-# Surfaces include only public headers and each other. bench/ may include any layer.
+ORDER = ["include", "core", "gpu", "kernels", "kvcache", "attention", "model", "tokenizer", "engine", "c", "server", "surface"]
+# Surfaces include only public headers, the server's and each other. bench/ may include any layer.
 SURFACES = {"cli", "bench"}
 # The C interface includes only public headers and itself.
 C_INTERFACE = ("include", "c")
@@ -67,10 +67,12 @@ def main():
                 errors.append(f"{relative}: {match.group(1)} is in no layer")
             elif ORDER.index(there) > ORDER.index(here):
                 errors.append(f"{relative}: {here}/ must not include {there}/")
-            elif here == "surface" and there not in ("include", "surface"):
+            elif here == "surface" and there not in ("include", "server", "surface"):
                 errors.append(f"{relative}: a surface must not include {there}/")
             elif here == "c" and there not in C_INTERFACE:
                 errors.append(f"{relative}: the C interface must not include {there}/")
+            elif here == "server" and there == "c":
+                errors.append(f"{relative}: the server must not include the C interface")
             if inside.startswith("attention/") and match.group(1).startswith("attention/"):
                 if not check_attention(inside, match.group(1)):
                     errors.append(f"{relative}: must not include {match.group(1)}")

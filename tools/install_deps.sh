@@ -6,7 +6,7 @@ set -euo pipefail
 
 packages=(build-essential cmake ninja-build pkg-config python3-dev python3-venv libfmt-dev nlohmann-json3-dev
           libcli11-dev libzstd-dev libpcre2-dev libutf8proc-dev libhwy-dev libgtest-dev librapidcheck-dev
-          libbenchmark-dev)
+          libbenchmark-dev libboost1.81-dev)
 [ "${1:-}" = lint ] && packages+=(clang-format clang-tidy)
 # ccache compiles the sources of a second build folder once.
 [ "${1:-}" = ci ] && packages+=(clang-format clang-tidy ccache)

@@ -20,6 +20,7 @@ void add_backends(CLI::App& program);
 void add_env(CLI::App& program);
 void add_bench(CLI::App& program);
 void add_kernels(CLI::App& program);
+void add_serve(CLI::App& program);
 
 // The model argument and all flags of EngineOptions, which parsing stores in `options`.
 struct EngineFlags {
@@ -99,6 +100,10 @@ void clear_progress();
 
 // Prints a note on stderr. Ignores write errors, so that a command does not fail because of a note.
 void print_note(const std::string& text);
+
+// Reports every request that could not be fulfilled: a preferred backend that does not support the
+// model, graphs, scales that nothing sets, the model's full context, one of two checkpoints.
+void print_fallbacks(const Engine& engine);
 
 void flush_stdout();  // throws Error{io} if earlier output could not be written
 

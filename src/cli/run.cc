@@ -79,6 +79,7 @@ int run(int argc, char** argv) {
   add_env(program);
   add_bench(program);
   add_kernels(program);
+  add_serve(program);
   try {
     parse(program, argc, argv);
     return 0;

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/completion_request.h"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <optional>
+#include <string_view>
+
+#include "fovea/error.h"
+#include "server/api_error.h"
+#include "server/chat_messages.h"
+#include "server/sampling_fields.h"
+
+namespace fovea::server {
+namespace {
+
+using nlohmann::json;
+
+constexpr int32_t kMaxChoices = 128;  // max choices of all prompts of a request
+constexpr size_t kMaxNameBytes = 1024;
+constexpr int32_t kMaxPriority = 3600;
+
+// A field that would change the answer and is not supported, and the values that change nothing.
+struct RefusedField {
+  std::string_view name;
+  std::string_view neutral;  // a JSON array
+};
+constexpr RefusedField kRefused[] = {
+    {"suffix", R"([""])"},
+    {"response_format", R"([{"type": "text"}])"},
+    {"tools", "[[]]"},
+    {"tool_choice", R"(["none", "auto"])"},
+    {"functions", "[[]]"},
+    {"function_call", R"(["none", "auto"])"},
+    {"structured_outputs", "[{}]"},
+    {"guided_json", "[]"},
+    {"guided_regex", "[]"},
+    {"guided_choice", "[]"},
+    {"guided_grammar", "[]"},
+    {"bad_words", "[[]]"},
+    {"allowed_token_ids", "[]"},
+    {"logprob_token_ids", "[]"},
+    {"use_beam_search", "[false]"},
+    {"length_penalty", "[1, 1.0]"},
+    {"prompt_embeds", "[]"},
+    {"kv_transfer_params", "[]"},
+    {"truncate_prompt_tokens", "[]"},
+    {"include_stop_str_in_output", "[false]"},
+    {"skip_special_tokens", "[true]"},
+    {"chat_template", "[]"},
+    {"chat_template_kwargs", "[{}]"},
+    {"documents", "[[]]"},
+    {"continue_final_message", "[false]"},
+    {"add_generation_prompt", "[true]"},
+    {"mm_processor_kwargs", "[{}]"},
+    {"modalities", R"([["text"]])"},
+    {"audio", "[]"},
+    {"prediction", "[]"},
+    {"web_search_options", "[]"},
+};
+
+// Fields of OpenAI's API that describe a request and change no answer.
+constexpr std::array<std::string_view, 9> kWithoutEffect = {"user",
+                                                            "store",
+                                                            "metadata",
+                                                            "service_tier",
+                                                            "request_id",
+                                                            "safety_identifier",
+                                                            "prompt_cache_key",
+                                                            "spaces_between_special_tokens",
+                                                            "parallel_tool_calls"};
+
+void refuse_unsupported(Fields& body) {
+  for (const RefusedField& field : kRefused) {
+    const json* const value = body.find(field.name);
+    if (value == nullptr) continue;
+    const json neutral = json::parse(field.neutral);
+    if (std::ranges::find(neutral, *value) == neutral.end()) {
+      refuse(field.name, "{} is not supported by this server", field.name);
+    }
+  }
+  for (const std::string_view name : kWithoutEffect) (void)body.find(name);
+}
+
+CompletionPrompt prompt_of(const json& value, const std::string& param, const Engine& engine,
+                           bool add_special) {
+  CompletionPrompt prompt;
+  if (value.is_string()) {
+    prompt.text = value.get<std::string>();
+    prompt.tokens = add_special ? engine.encode(prompt.text) : engine.encode_bare(prompt.text);
+  } else {
+    prompt.tokens = read_tokens(value, param, engine.vocabulary());
+    prompt.text = engine.decode(prompt.tokens);
+  }
+  if (prompt.tokens.empty()) refuse(param, "{} has 0 tokens, must have at least 1", param);
+  return prompt;
+}
+
+// A prompt is a text, token ids, or a list of either.
+std::vector<CompletionPrompt> read_prompts(Fields& body, const Engine& engine) {
+  const json* const given = body.find("prompt");
+  const bool add_special = body.boolean("add_special_tokens").value_or(true);
+  if (given == nullptr) refuse("prompt", "prompt is missing");
+  const bool is_list = given->is_array() && !given->empty() && !given->front().is_number();
+  if (!is_list) return {prompt_of(*given, "prompt", engine, add_special)};
+  if (given->size() > static_cast<size_t>(kMaxChoices)) {
+    refuse("prompt", "prompt has {} prompts, at most {}", given->size(), kMaxChoices);
+  }
+  std::vector<CompletionPrompt> prompts;
+  for (size_t i = 0; i < given->size(); ++i) {
+    prompts.push_back(prompt_of((*given)[i], fmt::format("prompt[{}]", i), engine, add_special));
+  }
+  return prompts;
+}
+
+void read_choices(Fields& body, CompletionRequest& request) {
+  request.n = static_cast<int32_t>(body.integer("n", 1, kMaxChoices).value_or(1));
+  request.best_of = request.n;
+  if (request.dialect == Dialect::completions) {
+    request.best_of =
+        static_cast<int32_t>(body.integer("best_of", request.n, kMaxChoices).value_or(request.n));
+  }
+  if (request.best_of > request.n && request.stream) {
+    refuse("best_of",
+           "best_of is {} with n {}: the best choices are known at the end, so they "
+           "cannot be streamed",
+           request.best_of, request.n);
+  }
+}
+
+void read_stream(Fields& body, CompletionRequest& request) {
+  request.stream = body.boolean("stream").value_or(false);
+  const json* const options = body.find("stream_options");
+  if (options == nullptr) return;
+  if (!options->is_object()) {
+    refuse("stream_options", "stream_options is {}, must be an object", shown(*options));
+  }
+  Fields fields(*options, "stream_options.");
+  request.include_usage = fields.boolean("include_usage").value_or(false);
+  request.usage_in_chunks = fields.boolean("continuous_usage_stats").value_or(false);
+  if (!request.stream && (request.include_usage || request.usage_in_chunks)) {
+    refuse("stream_options", "stream_options needs stream to be true");
+  }
+}
+
+}  // namespace
+
+std::vector<ServiceRequest> CompletionRequest::requests(uint64_t seed) const {
+  std::vector<ServiceRequest> all;
+  uint64_t next_seed = has_seed ? sampling.seed : seed;
+  for (const CompletionPrompt& prompt : prompts) {
+    for (int32_t i = 0; i < best_of; ++i) {
+      ServiceRequest& one = all.emplace_back();
+      one.request.tokens = prompt.tokens;
+      one.request.sampling = sampling;
+      one.request.sampling.seed = next_seed + static_cast<uint64_t>(i);
+      one.request.salt = salt;
+      one.priority = priority;
+    }
+    if (!has_seed) next_seed += static_cast<uint64_t>(best_of);
+  }
+  return all;
+}
+
+CompletionRequest read_completion(Dialect dialect, const json& object, const Engine& engine) {
+  Fields body(object);
+  CompletionRequest request;
+  request.dialect = dialect;
+  request.model = body.text("model", kMaxNameBytes).value_or("");
+  refuse_unsupported(body);
+  read_stream(body, request);
+  read_choices(body, request);
+  if (dialect == Dialect::completions) request.echo = body.boolean("echo").value_or(false);
+  read_sampling(body, engine, request);
+  request.token_ids = body.boolean("return_token_ids").value_or(false);
+  request.tokens_as_ids = body.boolean("return_tokens_as_token_ids").value_or(false);
+  request.salt = body.text("cache_salt", kMaxNameBytes).value_or("");
+  request.priority =
+      static_cast<int32_t>(body.integer("priority", -kMaxPriority, kMaxPriority).value_or(0));
+  const std::string param = dialect == Dialect::chat ? "messages" : "prompt";
+  try {
+    if (dialect == Dialect::chat) {
+      request.prompts.push_back({read_messages(body, engine), {}});
+    } else {
+      request.prompts = read_prompts(body, engine);
+    }
+    const auto choices = request.prompts.size() * static_cast<size_t>(request.best_of);
+    if (choices > static_cast<size_t>(kMaxChoices)) {
+      refuse(request.best_of > 1 ? "n" : param,
+             "{} prompts with {} choices each, at most {} in all", request.prompts.size(),
+             request.best_of, kMaxChoices);
+    }
+    for (const CompletionPrompt& prompt : request.prompts)
+      engine.check({.tokens = prompt.tokens, .sampling = request.sampling});
+  } catch (const Error& error) {
+    refuse(param, "{}", error.what());
+  }
+  request.ignored = body.unknown();
+  return request;
+}
+
+}  // namespace fovea::server
