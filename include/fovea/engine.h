@@ -70,9 +70,10 @@ struct TokenBias {
 };
 
 // Logits are changed first: by logit_bias, the penalties in the order of their fields, and
-// min_tokens. On a GPU, requests that change logits draw their tokens on the host. Temperature,
-// min_p, top_k and top_p follow in this order, each applied to the tokens that the previous one
-// kept. A draw depends on the seed, the token's position and the request's own logits only.
+// min_tokens. On a GPU, requests that change logits draw their tokens on the host.
+// Temperature, min_p, top_k and top_p follow in this order, each applied to the tokens that the
+// previous one kept. A draw depends on the seed, the token's position and the request's own logits
+// only.
 struct SamplingParams {
   int32_t max_new_tokens = 64;  // at least 1; the context may end a request earlier
   float temperature = 0;        // in [0, 100]; 0: greedy
@@ -141,6 +142,17 @@ struct GenerateRequest {
 struct ChatPrompt {
   std::string user = {};
   std::optional<std::string> system = {};  // unset: the template's own message, if it has one
+};
+
+// A conversation for the checkpoint's chat template, in the JSON of OpenAI's chat completions.
+struct Conversation {
+  // An array of messages: objects with "role", "content" (a text, or a list of parts of type
+  // "text"), and for calls of tools "tool_calls", whose arguments may be objects or JSON texts.
+  std::string messages;
+  std::string tools = {};              // an array of functions; empty: none
+  std::string variables = {};          // an object: further variables of the template; empty: none
+  bool add_generation_prompt = true;   // ends with the beginning of an answer
+  bool continue_last_message = false;  // ends within the last message, which the model continues
 };
 
 struct GenerateResult {
@@ -272,12 +284,13 @@ class Engine {
   virtual std::vector<int32_t> encode(std::string_view text) const = 0;
   // Encodes without the special tokens that encode() adds around a text.
   virtual std::vector<int32_t> encode_bare(std::string_view text) const = 0;
-  // Encodes the prompt in the chat format of the checkpoint, up to the beginning of the answer. The
-  // format is recognised from the checkpoint's chat template: ChatML, Llama 3, Mistral ([INST]) or
-  // Gemma. Special tokens in the prompt's own text are recognised, too. Throws Error{unsupported}
-  // for a checkpoint without a template or with another format, Error{invalid_argument} for a
-  // system message that the format cannot express.
+  // Encodes the prompt as the chat template of the checkpoint writes it, up to the beginning of the
+  // answer. Special tokens in the prompt's own text are recognised, too. Throws Error{unsupported}
+  // for a checkpoint without a usable template, Error{invalid_argument} for messages that the
+  // template refuses.
   virtual std::vector<int32_t> encode_chat(const ChatPrompt& prompt) const = 0;
+  // Does the same for a whole conversation. Thread-safe. Errors name the field of the conversation.
+  virtual std::vector<int32_t> encode_conversation(const Conversation& conversation) const = 0;
   // Special tokens and ids outside the vocabulary have no text.
   virtual std::string decode(std::span<const int32_t> tokens) const = 0;
   // Returns the bytes of one token, which need not be whole characters; of special tokens their

@@ -70,7 +70,7 @@ std::unique_ptr<Engine> load_checked(const EngineOptions& given) {
                     std::move(model),
                     std::nullopt,
                     std::nullopt,
-                    ChatFormat::open(options.model_path)};
+                    ChatTemplate::open(options.model_path)};
   parts.selections = std::move(sized.selections);
   parts.request_limits = {info.vocabulary, sized.limits.max_kv_len, sized.wanted_context};
   parts.limits = sized.scheduling;

@@ -354,6 +354,10 @@ std::vector<int32_t> TextEngine::encode_chat(const ChatPrompt& prompt) const {
   return tokenizer().encode_bare(parts_.chat.render(prompt));
 }
 
+std::vector<int32_t> TextEngine::encode_conversation(const Conversation& conversation) const {
+  return tokenizer().encode_bare(parts_.chat.render(conversation));
+}
+
 std::string TextEngine::decode(std::span<const int32_t> tokens) const {
   return parts_.tokenizer ? parts_.tokenizer->decode(tokens) : std::string();
 }

@@ -19,7 +19,7 @@
 #include "fovea/engine.h"
 #include "fovea/error.h"
 #include "fovea/thread_pool.h"
-#include "tokenizer/chat_format.h"
+#include "tokenizer/chat_template.h"
 #include "tokenizer/tokenizer.h"
 
 namespace fovea {
@@ -31,7 +31,7 @@ struct EngineParts {
   std::unique_ptr<Model> model;
   std::optional<Tokenizer> tokenizer;
   std::optional<Error> why_no_tokenizer;  // set if `tokenizer` is null
-  ChatFormat chat;
+  ChatTemplate chat;
   std::unique_ptr<CacheSet> caches;
   std::vector<GroupSelection> selections;
   std::unique_ptr<ModelRunner> runner;
@@ -58,6 +58,7 @@ class TextEngine final : public Engine {
   std::vector<int32_t> encode(std::string_view text) const override;
   std::vector<int32_t> encode_bare(std::string_view text) const override;
   std::vector<int32_t> encode_chat(const ChatPrompt& prompt) const override;
+  std::vector<int32_t> encode_conversation(const Conversation& conversation) const override;
   std::string decode(std::span<const int32_t> tokens) const override;
   std::string token_bytes(int32_t token) const override;
   std::span<const int32_t> end_tokens() const override { return parts_.model->info().eos_tokens; }

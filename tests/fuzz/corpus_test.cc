@@ -54,6 +54,8 @@ TEST(Corpus, Index) { expect_promises(replay("index", fuzz::read_index)); }
 
 TEST(Corpus, Sentencepiece) { expect_promises(replay("sentencepiece", fuzz::read_sentencepiece)); }
 
+TEST(Corpus, ChatTemplate) { expect_promises(replay("chat_template", fuzz::read_chat_template)); }
+
 TEST(Corpus, Tokenizer) { expect_promises(replay("tokenizer", fuzz::read_tokenizer)); }
 
 }  // namespace

@@ -243,6 +243,38 @@ def sentencepiece():
     put("bad_piece_twice", good + piece("<s>", 0, 3))
 
 
+def chat_template():
+    """Templates, and the messages behind a zero byte."""
+    chat = json.dumps([{"role": "user", "content": "Hi \u00e9"}, {"role": "assistant", "content": None, "tool_calls": [
+        {"function": {"name": "f", "arguments": {"x": [1, 2.5, True]}}}]}])
+
+    def put(name, source, messages=chat):
+        write("chat_template", name, source.encode() + b"\0" + messages.encode())
+
+    write("chat_template", "good_no_messages", "{{ bos_token }}{% if messages is defined %}{% endif %}")
+    put("good_chatml", "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' ~ m['content'] }}{% endfor %}")
+    put("good_calls", "{%- macro call(c) -%}{{ c.name }}{{ c.arguments | tojson(indent=2) }}{%- endmacro -%}"
+        "{% for m in messages if m.tool_calls %}{{ call(m.tool_calls[0].function) }}{% endfor %}")
+    put("good_namespace", "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + loop.index %}"
+        "{% if loop.last %}{% break %}{% endif %}{% endfor %}{{ ns.n ** 2 // 3 % 5 }}")
+    put("good_texts", "{{ ' a,b '.strip().split(',')[::-1] | join('-') | upper | replace('A', 'x') }}"
+        "{{ '%s' % 'y' }}{{ '{}'.format(1) }}{{ 'a b'.title()[1:] }}")
+    put("good_filters", "{{ messages | selectattr('role', 'eq', 'user') | map(attribute='content') | list | first }}"
+        "{{ {'b': 1, 'a': 2} | dictsort }}{{ [3, 1] | sort | sum }}{{ 'x\\ny' | indent(2) }}")
+    put("good_blocks", "{% set t %}a{% filter upper %}b{% endfilter %}{% endset %}{% with y = t %}{{ y }}{% endwith %}"
+        "{% generation %}c{% endgeneration %}{% raw %}{{{% endraw %}{# d #}")
+    put("bad_open", "{% if messages %}")
+    put("bad_string", "{{ 'abc }}")
+    put("bad_filter", "{{ 1 | nothing }}")
+    put("bad_deep", "{{ " + "(" * 5000)
+    put("bad_loop", "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}")
+    put("bad_recursion", "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}")
+    put("bad_doubling", "{% set n = namespace(x='x') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}")
+    put("bad_raised", "{{ raise_exception('stop') }}")
+    put("bad_json", "{{ messages }}", "[{")
+    put("bad_number", "{{ messages }}", "99999999999999999999")
+
+
 def c_interface():
     """Bytes that choose calls of the C interface; any are valid."""
     for seed in range(2):
@@ -255,4 +287,5 @@ if __name__ == "__main__":
     config()
     index()
     tokenizer()
+    chat_template()
     c_interface()

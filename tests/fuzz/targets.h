@@ -15,6 +15,8 @@
 #include "model/checkpoint_index.h"
 #include "model/json_object.h"
 #include "model/safetensors.h"
+#include "tokenizer/chat_template/read_json.h"
+#include "tokenizer/chat_template/template.h"
 #include "tokenizer/tokenizer.h"
 #include "tokenizer/utf8.h"
 
@@ -115,6 +117,22 @@ inline void read_sentencepiece(std::span<const uint8_t> data) {
   const auto tokenizer = Tokenizer::parse_model(bytes, "fuzz.model");
   expect_tokens(tokenizer, bytes);
   expect_tokens(tokenizer, " ab  \u2581<s> a\n");
+}
+
+// A chat template, a zero byte, and JSON for its variable `messages`. Small limits end loops soon.
+inline void read_chat_template(std::span<const uint8_t> data) {
+  const std::string_view bytes(reinterpret_cast<const char*>(data.data()), data.size());
+  const size_t end = std::min(bytes.find('\0'), bytes.size());
+  const auto chat = jinja::Template::parse(
+      bytes.substr(0, end), "fuzz.jinja",
+      {.steps = 20'000, .text_bytes = 10'000'000, .output_bytes = 1'000'000});
+  jinja::Dict variables;
+  variables.set("add_generation_prompt", true);
+  variables.set("bos_token", "<s>");
+  if (end < bytes.size())
+    variables.set("messages", jinja::read_json(bytes.substr(end + 1), "fuzz.json"));
+  const std::string text = chat.render(variables);
+  require(replace_broken_utf8(text) == text);
 }
 
 }  // namespace fovea::fuzz
