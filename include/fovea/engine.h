@@ -15,6 +15,7 @@
 #include "fovea/api.h"
 #include "fovea/kv_cache.h"
 #include "fovea/select_backend.h"
+#include "fovea/tool_calls.h"
 
 namespace FOVEA_API fovea {
 
@@ -69,8 +70,8 @@ struct TokenBias {
   float bias = 0;
 };
 
-// Logits are changed first: by logit_bias, the penalties in the order of their fields, and
-// min_tokens. On a GPU, requests that change logits draw their tokens on the host.
+// Logits are changed first: by logit_bias, the penalties in the order of their fields, min_tokens
+// and json_schema. On a GPU, requests that change logits draw their tokens on the host.
 // Temperature, min_p, top_k and top_p follow in this order, each applied to the tokens that the
 // previous one kept. A draw depends on the seed, the token's position and the request's own logits
 // only.
@@ -93,6 +94,10 @@ struct SamplingParams {
   std::vector<std::string> stop = {};
   std::vector<int32_t> stop_tokens = {};  // up to 1024; the output omits their text
   bool ignore_eos = false;
+  // The text is a JSON value that this JSON schema allows, and ends with it; empty: any text.
+  // {"type":"object"}: any object. docs/structured_output.md lists the keywords. Generation
+  // may end earlier by max_new_tokens.
+  std::string json_schema = {};
   // Natural log-probabilities, by the unmodified logits, of each token and of this many of the most
   // likely tokens; in [0, 20], -1: off.
   int32_t logprobs = -1;
@@ -291,6 +296,8 @@ class Engine {
   virtual std::vector<int32_t> encode_chat(const ChatPrompt& prompt) const = 0;
   // Does the same for a whole conversation. Thread-safe. Errors name the field of the conversation.
   virtual std::vector<int32_t> encode_conversation(const Conversation& conversation) const = 0;
+  // Returns how the chat template writes calls of tools, for a ToolCallParser.
+  virtual ToolCallFormat tool_call_format() const = 0;
   // Special tokens and ids outside the vocabulary have no text.
   virtual std::string decode(std::span<const int32_t> tokens) const = 0;
   // Returns the bytes of one token, which need not be whole characters; of special tokens their

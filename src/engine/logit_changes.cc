@@ -35,7 +35,15 @@ std::span<const float> LogitChanges::apply(std::span<const float> logits,
     if (!params.ignore_eos) forbid(history.ends);
     forbid(params.stop_tokens);
   }
+  if (!history.allowed.empty()) allow_only(history.allowed);
   return logits_;
+}
+
+void LogitChanges::allow_only(std::span<const uint64_t> allowed) {
+  for (size_t i = 0; i < logits_.size(); ++i) {
+    if ((allowed[i / 64] >> (i % 64) & 1) == 0)
+      logits_[i] = -std::numeric_limits<float>::infinity();
+  }
 }
 
 void LogitChanges::penalise(const SamplingParams& params, const TokenHistory& history) {

@@ -11,9 +11,11 @@
 
 namespace fovea {
 
-// The tokens before the one that is drawn, and the end-of-sequence tokens of the model.
+// The tokens before the one that is drawn, the end-of-sequence tokens of the model, and the tokens
+// that a grammar allows, a bit for each; without a grammar it is empty.
 struct TokenHistory {
   std::span<const int32_t> prompt, output, ends;
+  std::span<const uint64_t> allowed = {};
 };
 
 // Returns true if `params` change the logits after `generated` tokens.
@@ -32,6 +34,7 @@ class LogitChanges {
  private:
   void penalise(const SamplingParams& params, const TokenHistory& history);
   void forbid(std::span<const int32_t> tokens);
+  void allow_only(std::span<const uint64_t> allowed);
 
   std::vector<float> logits_;
   std::vector<int32_t> uses_;  // per token: its number in the output; kPrompt if only in the prompt

@@ -13,6 +13,7 @@
 #include "engine/logit_changes.h"
 #include "engine/stop_matcher.h"
 #include "fovea/engine.h"
+#include "tokenizer/grammar/grammar.h"
 #include "tokenizer/tokenizer.h"
 
 namespace fovea {
@@ -31,6 +32,7 @@ struct Request {
   std::vector<std::vector<TokenLogprob>> prompt_top;  // likewise, if sampling.logprobs > 0
   std::optional<TokenStream> characters;              // unset if the engine has no tokenizer
   StopMatcher stops{{}};
+  std::optional<grammar::GrammarState> grammar;  // set if sampling.json_schema is
 
   int32_t length() const { return static_cast<int32_t>(tokens.size()); }
   int32_t generated() const { return length() - prompt_tokens; }
@@ -44,7 +46,8 @@ struct Request {
   bool scores_prompt() const { return sampling.prompt_logprobs && generated() == 0; }
   // Returns true if the next token must be drawn on the host.
   bool draws_on_host() const {
-    return scores_prompt() || sampling.logprobs >= 0 || changes_logits(sampling, generated());
+    return scores_prompt() || sampling.logprobs >= 0 || grammar ||
+           changes_logits(sampling, generated());
   }
   // Returns the text withheld so far: incomplete characters, and beginnings of stop strings.
   std::string held_text() {

@@ -53,7 +53,8 @@ SampledToken Sampler::sample(std::span<const float> logits, const SamplingParams
 SampledToken Sampler::sample(std::span<const float> logits, const SamplingParams& params,
                              const TokenHistory& history) {
   const uint64_t position = history.prompt.size() + history.output.size();
-  if (!changes_logits(params, static_cast<int32_t>(history.output.size()))) {
+  if (history.allowed.empty() &&
+      !changes_logits(params, static_cast<int32_t>(history.output.size()))) {
     return sample(logits, params, position);
   }
   const int32_t token = choose(changes_.apply(logits, params, history), params, position);

@@ -56,6 +56,7 @@ TextEngine::TextEngine(EngineParts parts)
           (static_cast<size_t>(parts_.limits.max_running) +
            static_cast<size_t>(parts_.limits.max_prompt_rows)) *
           static_cast<size_t>(parts_.request_limits.vocabulary))) {
+  if (parts_.tokenizer) grammars_ = std::make_unique<Grammars>(*parts_.tokenizer, vocabulary());
   stats_.memory = parts_.runner->stats().memory;
   stats_.memory.weights = parts_.weight_bytes;
   stats_.memory.caches = parts_.cache_bytes;
@@ -69,6 +70,7 @@ std::vector<int32_t> TextEngine::checked_tokens(const GenerateRequest& request) 
   std::vector<int32_t> tokens = request.tokens.empty() ? encode(request.prompt) : request.tokens;
   check_prompt(tokens, parts_.request_limits);
   if (!request.sampling.stop.empty()) tokenizer();
+  (void)compile_schema(request.sampling);
   return tokens;
 }
 
@@ -82,6 +84,7 @@ int64_t TextEngine::add(const GenerateRequest& request) {
   added->prompt_tokens = added->length();
   if (parts_.tokenizer) added->characters = parts_.tokenizer->stream();
   added->stops = StopMatcher(request.sampling.stop);
+  if (const auto schema = compile_schema(request.sampling)) added->grammar.emplace(schema);
   if (request.sampling.prompt_logprobs) {
     added->prompt_logprobs.resize(added->tokens.size());
     if (request.sampling.logprobs > 0) added->prompt_top.resize(added->tokens.size());
@@ -195,8 +198,9 @@ void TextEngine::sample(Outcome& outcome, Sampler& sampler) {
   if (outcome.chunk.end != request.length()) return;
   const size_t last = outcome.first_row + static_cast<size_t>(outcome.logit_rows) - 1;
   const auto [prompt, output] = request.parts();
+  const grammar::TokenMask allowed = allowed_tokens(request);
   outcome.sampled = sampler.sample(logit_rows(last, 1), request.sampling,
-                                   TokenHistory{prompt, output, end_tokens()});
+                                   TokenHistory{prompt, output, end_tokens(), allowed});
 }
 
 void TextEngine::count_pass(double seconds) {
@@ -238,11 +242,12 @@ void TextEngine::emit(Request& request, SampledToken sampled) {
   event.token = sampled.token;
   event.logprob = sampled.logprob;
   event.top = std::move(sampled.top);
+  const bool ends_value = read_by_grammar(request, sampled.token);
   request.tokens.push_back(sampled.token);
   event.finish = finish_reason(request, sampled.token);
   if (event.finish != FinishReason::stop) {
     event.text = text_of(request, sampled.token);
-    if (request.stops.matched()) event.finish = FinishReason::stop;
+    if (request.stops.matched() || ends_value) event.finish = FinishReason::stop;
   }
   if (event.finish == FinishReason::none) {
     events_.push_back(std::move(event));
@@ -352,10 +357,6 @@ std::vector<int32_t> TextEngine::encode_bare(std::string_view text) const {
 
 std::vector<int32_t> TextEngine::encode_chat(const ChatPrompt& prompt) const {
   return tokenizer().encode_bare(parts_.chat.render(prompt));
-}
-
-std::vector<int32_t> TextEngine::encode_conversation(const Conversation& conversation) const {
-  return tokenizer().encode_bare(parts_.chat.render(conversation));
 }
 
 std::string TextEngine::decode(std::span<const int32_t> tokens) const {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "engine/cache_set.h"
+#include "engine/grammars.h"
 #include "engine/model_runner.h"
 #include "engine/request.h"
 #include "engine/sampler.h"
@@ -59,6 +60,7 @@ class TextEngine final : public Engine {
   std::vector<int32_t> encode_bare(std::string_view text) const override;
   std::vector<int32_t> encode_chat(const ChatPrompt& prompt) const override;
   std::vector<int32_t> encode_conversation(const Conversation& conversation) const override;
+  ToolCallFormat tool_call_format() const override { return parts_.chat.tool_call_format(); }
   std::string decode(std::span<const int32_t> tokens) const override;
   std::string token_bytes(int32_t token) const override;
   std::span<const int32_t> end_tokens() const override { return parts_.model->info().eos_tokens; }
@@ -85,6 +87,10 @@ class TextEngine final : public Engine {
   std::vector<int32_t> checked_tokens(const GenerateRequest& request) const;
   std::span<const Chunk> schedule();
   const Tokenizer& tokenizer() const;  // throws Error with the reason if there is none
+  // Returns null if the request has no schema.
+  std::shared_ptr<const grammar::Grammar> compile_schema(const SamplingParams& sampling) const;
+  grammar::TokenMask allowed_tokens(const Request& request) const;
+  bool read_by_grammar(Request& request, int32_t token) const;
   std::string text_of(Request& request, int32_t token) const;
   void run_pass(std::span<const Chunk> chunks);
   void sample_pass();
@@ -100,6 +106,7 @@ class TextEngine final : public Engine {
   CacheLease admit_alone(std::span<const int32_t> tokens);
 
   EngineParts parts_;
+  std::unique_ptr<Grammars> grammars_;  // unset if there is no tokenizer
   Scheduler scheduler_;
   std::vector<Sampler> samplers_;  // one per thread
   // [max_running + max_prompt_rows, vocabulary]; unused rows cost no memory.

@@ -100,8 +100,9 @@ ChatTemplate ChatTemplate::open(const std::string& folder) {
     if (fs::exists(own, ignored)) return parse(MappedFile(own).text(), tokens, own);
     if (!source.empty()) {
       result = parse(source, tokens, config_path);
-      if (!tool_source.empty())
-        result.with_tools_ = jinja::Template::parse(tool_source, config_path + ", tool_use");
+      if (tool_source.empty()) return result;
+      result.with_tools_ = jinja::Template::parse(tool_source, config_path + ", tool_use");
+      result.tool_call_format_ = fovea::tool_call_format(tool_source);
       return result;
     }
     result.refusal_ = fmt::format("{}: has no chat template", folder);
@@ -117,6 +118,7 @@ ChatTemplate ChatTemplate::parse(std::string_view source, Dict tokens, std::stri
   try {
     result.template_ = jinja::Template::parse(source, name);
     result.reads_parts_ = reads_content_parts(source);
+    result.tool_call_format_ = fovea::tool_call_format(source);
   } catch (const Error& error) {
     result.refusal_ = error.what();
   }

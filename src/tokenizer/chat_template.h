@@ -27,6 +27,7 @@ class ChatTemplate {
   std::string render(const Conversation& conversation) const;
   // Returns the text of a system message and a user's, up to the beginning of the answer.
   std::string render(const ChatPrompt& prompt) const;
+  ToolCallFormat tool_call_format() const { return tool_call_format_; }
 
  private:
   std::string render(const jinja::Value& messages, const jinja::Value& tools, jinja::Dict variables,
@@ -34,6 +35,7 @@ class ChatTemplate {
 
   std::optional<jinja::Template> template_, with_tools_;
   bool reads_parts_ = false;
+  ToolCallFormat tool_call_format_ = ToolCallFormat::none;
   jinja::Dict tokens_;
   std::string refusal_;  // set if there is no template
 };

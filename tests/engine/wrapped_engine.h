@@ -41,6 +41,10 @@ class WrappedEngine final : public Engine {
   std::vector<int32_t> encode_chat(const ChatPrompt& prompt) const override {
     return inner_->encode_chat(prompt);
   }
+  std::vector<int32_t> encode_conversation(const Conversation& conversation) const override {
+    return inner_->encode_conversation(conversation);
+  }
+  ToolCallFormat tool_call_format() const override { return inner_->tool_call_format(); }
   std::string decode(std::span<const int32_t> tokens) const override {
     return inner_->decode(tokens);
   }

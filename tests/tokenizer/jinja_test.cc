@@ -37,8 +37,12 @@ TEST(Jinja, SnippetsGiveWhatTheReferenceGives) {
     std::string error;
     const std::optional<std::string> got = render(source, variables, error);
     EXPECT_EQ(got.has_value(), !snippet[1].is_null()) << error;
-    if (got && !snippet[1].is_null()) EXPECT_EQ(*got, snippet[1].get<std::string>());
-    if (!got) EXPECT_TRUE(error.starts_with("test, line 1: ")) << error;
+    if (got && !snippet[1].is_null()) {
+      EXPECT_EQ(*got, snippet[1].get<std::string>());
+    }
+    if (!got) {
+      EXPECT_TRUE(error.starts_with("test, line 1: ")) << error;
+    }
   }
   EXPECT_GT(given["snippets"].size(), 100u);
 }
@@ -50,7 +54,7 @@ TEST(Jinja, ErrorsNameTheLine) {
   };
   for (const Case& wrong : std::vector<Case>{
            {"a\n{{ x | nothing }}", "test, line 2: there is no filter 'nothing'"},
-           {"{% if x %}\n\n{% endfor %}", "line 3: 'endif' is missing"},
+           {"{% if x %}\n\n{% endfor %}", "line 3: unexpected 'endfor'"},
            {"{# a\n\n", "a comment has no end"},
            {"{% for x in y %}\n{{ x }}", "'endfor' is missing"},
            {"\n\n{% include 'x' %}", "line 3: unexpected 'include'"},
@@ -93,13 +97,13 @@ TEST(Jinja, LimitsEndTemplates) {
            {"{{ 'x' * 70000000 }}", "the output is longer than 64000000"},
            {"{% set ns = namespace(x=[]) %}{% for i in range(999) %}{% set ns.x = [ns.x] %}"
             "{% endfor %}",
-            "nested deeper than"},
+            "a namespace cannot hold a list"},
            {"{% set a = namespace() %}{% set a.b = a %}", "a namespace cannot hold a namespace"},
            {"{% macro f() %}{% endmacro %}{% set a = namespace(f=[f]) %}", "cannot hold a list"},
            {"{{ [1] | tojson(indent=100000) }}", "the indent 100000 is above 1000"},
            {"{{ 'x' | indent(1000000) }}", "the width 1000000 is above 1000"},
            {"{{ range(9223372036854775807) }}", "more than 100000 numbers"},
-           {many(101, "("), "nested deeper than 100"},
+           {"{{ " + many(101, "(") + "1" + many(101, ")") + " }}", "nested deeper than 100"},
            {"{{ " + many(200, "-") + "1 }}", "nested deeper than 100"},
            {"{{ " + many(200, "not ") + "1 }}", "nested deeper than 100"},
            {"{{ 1" + many(200, " + 1") + " }}", "nested deeper than 100"},
@@ -108,14 +112,9 @@ TEST(Jinja, LimitsEndTemplates) {
            {many(200, "{% if 1 %}"), "nested deeper than 100"},
            {std::string(1'000'001, ' '), "the limit is 1000000"}}) {
     SCOPED_TRACE(wrong.source.substr(0, 100));
-    const auto run = [&] {
-      std::string error;
-      const std::string source =
-          wrong.source.starts_with("(") ? "{{ " + wrong.source : wrong.source;
-      EXPECT_FALSE(render(source, {}, error).has_value());
-      EXPECT_NE(error.find(wrong.says), error.npos) << error;
-    };
-    run();
+    std::string error;
+    EXPECT_FALSE(render(wrong.source, {}, error).has_value());
+    EXPECT_NE(error.find(wrong.says), error.npos) << error;
   }
 }
 

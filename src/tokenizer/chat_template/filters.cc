@@ -123,7 +123,11 @@ Value filter_round(const Call& call) {
   if (method == "floor") return std::floor(number * scale) / scale;
   if (method != "common") throw Failure{fmt::format("the method '{}' is unknown", method)};
   if (!call.subject.is_float()) return call.subject;
-  return *parse_float(fmt::format("{:.{}f}", number, precision));
+  // The longest text has 309 digits before the point and 300 after it.
+  char text[640];
+  const auto end = std::to_chars(text, std::end(text), number, std::chars_format::fixed,
+                                 static_cast<int>(precision));
+  return parse_float({text, end.ptr}).value_or(number);
 }
 
 Value filter_tojson(const Call& call) {

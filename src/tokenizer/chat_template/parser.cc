@@ -228,7 +228,7 @@ Target Parser::target(bool with_attribute) {
   if (!is_sign(",")) return first;
   Target all;
   all.parts.push_back(std::move(first));
-  while (skip_sign(",") && now().kind == TokenKind::name && !is_name("in"))
+  while (skip_sign(",") && (is_sign("(") || (now().kind == TokenKind::name && !is_name("in"))))
     all.parts.push_back(single_target(with_attribute));
   return all;
 }

@@ -147,7 +147,7 @@ std::vector<std::string_view> split_words(std::string_view text, int64_t count) 
   text = strip(text, Side::left);
   while (!text.empty()) {
     if (count == 0) {
-      parts.push_back(strip(text, Side::right));
+      parts.push_back(text);
       break;
     }
     size_t end = 0;

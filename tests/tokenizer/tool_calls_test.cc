@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fovea/tool_calls.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <string>
+#include <vector>
+
+namespace fovea {
+namespace {
+
+struct Case {
+  ToolCallFormat format;
+  std::string text;
+  std::string content;
+  std::vector<ToolCall> calls;
+};
+
+const std::vector<Case>& cases() {
+  using enum ToolCallFormat;
+  static const std::vector<Case> kCases = {
+      {none,
+       "<tool_call>{\"name\": \"f\"}</tool_call>",
+       "<tool_call>{\"name\": \"f\"}</tool_call>",
+       {}},
+      {hermes, "Hello <b> there", "Hello <b> there", {}},
+      {hermes, "", "", {}},
+      {hermes, " ends with space \n", " ends with space \n", {}},
+      {hermes,
+       "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": [1, \"}\"]}}\n</tool_call>",
+       "",
+       {{"f", R"({"x":[1,"}"]})"}}},
+      {hermes,
+       "Let me see.\n\n<tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>\n<tool_call>"
+       "{\"name\":\"g\",\"arguments\":\"{\\\"z\\\": 1, \\\"a\\\": 2}\"}</tool_call>\n",
+       "Let me see.",
+       {{"f", "{}"}, {"g", R"({"z":1,"a":2})"}}},
+      {hermes, "<tool_call>{\"name\": \"f\"}", "", {{"f", "{}"}}},
+      {hermes, "<tool_call>{\"name\": \"f\"", "<tool_call>{\"name\": \"f\"", {}},
+      {hermes, "<tool_call>f(x)</tool_call> ok", "<tool_call>f(x)</tool_call> ok", {}},
+      {hermes,
+       "a <tool_call>{\"name\":3}</tool_call>b",
+       "a <tool_call>{\"name\":3}</tool_call>b",
+       {}},
+      {hermes,
+       "<tool_call>{\"name\":\"f\",\"arguments\":[1]}</tool_call>",
+       "<tool_call>{\"name\":\"f\",\"arguments\":[1]}</tool_call>",
+       {}},
+      {hermes,
+       "x<tool_call>{\"name\":\"f\"}</tool_call> and <tool_",
+       "x and <tool_",
+       {{"f", "{}"}}},
+      {llama3, R"({"name": "f", "parameters": {"x": "é"}})", "", {{"f", R"({"x":"é"})"}}},
+      {llama3,
+       R"(<|python_tag|>{"name": "f", "parameters": {}}; {"name": "g", "parameters": {"a": 1}})",
+       "",
+       {{"f", "{}"}, {"g", R"({"a":1})"}}},
+      {llama3, "The answer is {\"name\": 1}", "The answer is {\"name\": 1}", {}},
+      {llama3, R"({"city": "Rome"})", R"({"city": "Rome"})", {}},
+      {llama3, R"({"name": "f", )", R"({"name": "f", )", {}},
+      {llama3, "<|python_tag|>print(1)", "<|python_tag|>print(1)", {}},
+      {llama3, "<", "<", {}},
+      {mistral,
+       R"([TOOL_CALLS][{"name": "f", "arguments": {"x": 1}}, {"name": "g", "arguments": {}}])",
+       "",
+       {{"f", R"({"x":1})"}, {"g", "{}"}}},
+      {mistral, R"([TOOL_CALLS] [{"name": "f", "arguments": {}, "id": "a"}])", "", {{"f", "{}"}}},
+      {mistral,
+       R"([TOOL_CALLS]f[ARGS]{"x": 1}[TOOL_CALLS]g{"y": [2]})",
+       "",
+       {{"f", R"({"x":1})"}, {"g", R"({"y":[2]})"}}},
+      {mistral, "See [TOOL_CALL", "See [TOOL_CALL", {}},
+      {mistral, "[TOOL_CALLS][{]", "[TOOL_CALLS][{]", {}},
+      {mistral, "[TOOL_CALLS]nothing", "[TOOL_CALLS]nothing", {}},
+      {hermes,
+       "<tool_call>" + std::string(100, '[') + "</tool_call>",
+       "<tool_call>" + std::string(100, '[') + "</tool_call>",
+       {}}};
+  return kCases;
+}
+
+void expect_output(const Case& expected, size_t piece) {
+  SCOPED_TRACE(expected.text + ", in pieces of " + std::to_string(piece));
+  ToolCallParser parser(expected.format);
+  ToolCallParser::Output all;
+  const auto add = [&](const ToolCallParser::Output& output) {
+    all.content += output.content;
+    all.calls.insert(all.calls.end(), output.calls.begin(), output.calls.end());
+  };
+  for (size_t at = 0; at < expected.text.size(); at += piece)
+    add(parser.push(std::string_view(expected.text).substr(at, piece)));
+  add(parser.finish());
+  EXPECT_EQ(all.content, expected.content);
+  ASSERT_EQ(all.calls.size(), expected.calls.size());
+  for (size_t i = 0; i < all.calls.size(); ++i) {
+    EXPECT_EQ(all.calls[i].name, expected.calls[i].name);
+    EXPECT_EQ(all.calls[i].arguments, expected.calls[i].arguments);
+  }
+}
+
+TEST(ToolCalls, AreFoundInPiecesOfAnySize) {
+  for (const Case& expected : cases())
+    for (const size_t piece : {1, 2, 3, 5, 11, 1000}) expect_output(expected, piece);
+}
+
+TEST(ToolCalls, ContentIsNotHeldBackWithoutNeed) {
+  ToolCallParser parser(ToolCallFormat::hermes);
+  EXPECT_EQ(parser.push("Hello").content, "Hello");
+  EXPECT_EQ(parser.push(" you <").content, " you");
+  EXPECT_EQ(parser.push("b>").content, " <b>");
+  EXPECT_EQ(parser.push("<tool").content, "");
+  EXPECT_EQ(parser.push("box>").content, "<toolbox>");
+}
+
+TEST(ToolCalls, FormatsAreRecognisedByTheTemplate) {
+  using enum ToolCallFormat;
+  const std::vector<std::pair<std::string, ToolCallFormat>> kFormats = {
+      {"qwen2_5", hermes},
+      {"qwen3", hermes},
+      {"hermes", hermes},
+      {"granite4", hermes},
+      {"llama3_1", llama3},
+      {"llama3_2", llama3},
+      {"mistral_v0_3", mistral},
+      {"mistral_v3_tools", mistral},
+      {"smollm2", none},
+      {"qwen3_coder", none},
+      {"glm4", none},
+      {"gemma3", none}};
+  for (const auto& [name, format] : kFormats) {
+    std::ifstream file(FOVEA_SOURCE_DIR "/testdata/chat/" + name + ".jinja");
+    const std::string source{std::istreambuf_iterator<char>(file), {}};
+    EXPECT_EQ(tool_call_format(source), format) << name;
+  }
+}
+
+}  // namespace
+}  // namespace fovea
