@@ -55,6 +55,14 @@ struct EngineOptions {
   // for short contexts. EngineStats reports their number and memory.
   bool cuda_graphs = true;
   int32_t max_graph_requests = 256;
+  // step() enqueues the next pass before it waits for its own, so that a device need not wait for
+  // the host. The text is the same; a request that ends by a token or a stop string has computed
+  // one more token, which nobody sees. Passes still follow one another where the host needs the
+  // logits (log-probabilities, penalties), for models with recurrent states, and on a GPU, whose
+  // passes cannot yet take tokens of each other. On the CPU it saves no time, because a pass has
+  // run when it is enqueued. Unset: off.
+  std::optional<bool> overlap = {};
+  bool record_steps = false;  // for Engine::take_step_records()
   // Attention reads a cached prefix once for all requests that share it, in up to prefix_levels
   // levels (a system prompt, then a document; at most 4, 0: never). A level must save
   // min_prefix_savings bytes of one layer's keys and values; unset: 1 MB, on a GPU 512 MB
@@ -206,9 +214,27 @@ struct EngineStats {
   EngineMemory memory;
   int32_t graphs = 0;                           // captured decode steps
   int64_t shared_steps = 0;                     // steps that read shared prefixes once
+  int64_t overlapped_steps = 0;                 // steps enqueued while another one ran
   int64_t prefix_queries = 0, prefix_hits = 0;  // tokens
   int64_t preemptions = 0;
   int64_t kv_pages = 0, kv_pages_free = 0;  // pages of the full pools without the reserved page
+};
+
+// One pass. Times are seconds since the engine was loaded, on the host's clock. On the CPU a pass
+// runs between enqueue_begin and wait_end. On a GPU the host enqueues its kernels during the wait,
+// and device_begin and device_end are the beginning and the end of that.
+struct StepRecord {
+  int64_t step = 0;
+  int32_t requests = 0, tokens = 0;
+  int32_t decodes = 0;      // requests with one new token after their prompt
+  bool overlapped = false;  // enqueued while another pass ran
+  double schedule_begin = 0, enqueue_begin = 0, enqueue_end = 0;
+  double wait_begin = 0, wait_end = 0;  // the host waits for the drawn tokens
+  double deliver_end = 0;               // tokens have become events
+  double device_begin = 0, device_end = 0;
+
+  // Returns the time that the host worked for this pass.
+  double host_seconds() const { return (enqueue_end - schedule_begin) + (deliver_end - wait_end); }
 };
 
 // The backends that serve one layer group.
@@ -260,11 +286,11 @@ class Engine {
   virtual void cancel(int64_t request) = 0;
   virtual bool idle() const = 0;
 
-  // Runs one forward pass over the requests that fit and returns an event for every token that it
-  // produced. A single request fails, with an event of FinishReason::failed, if its logits are not
-  // numbers, if memory runs out at its token or if the pools cannot hold it; other requests are not
-  // affected. Throws if the whole pass fails. Every running request is then preempted, and the next
-  // call recomputes it.
+  // Waits for one forward pass over the requests that fit and returns an event for every token that
+  // it produced; with EngineOptions::overlap the next pass is enqueued before. A single request
+  // fails, with an event of FinishReason::failed, if its logits are not numbers, if memory runs out
+  // at its token or if the pools cannot hold it; other requests are not affected. Throws if the
+  // whole pass fails. Every running request is then preempted, and the next call recomputes it.
   virtual std::vector<TokenEvent> step() = 0;
 
   // Drops every cached prefix that no running request uses.
@@ -310,6 +336,9 @@ class Engine {
   // budget holds less.
   virtual int32_t wanted_context() const = 0;
   virtual const EngineStats& stats() const = 0;
+  // Returns and forgets the records of all passes since the last call, in order. Empty without
+  // EngineOptions::record_steps.
+  virtual std::vector<StepRecord> take_step_records() { return {}; }
   // Returns choices of load() that a caller may not expect, one sentence each: which of two
   // checkpoints in a folder was read, why the default context is shorter than the model's, why
   // there is no text.

@@ -1023,6 +1023,7 @@ class Engine:
         prefix_levels: int = 2,
         min_prefix_savings: int | None = None,
         workspace_budget: int = ...,
+        overlap: bool | None = None,
     ) -> Engine:
         """Loads a checkpoint folder. Options are those of EngineOptions; kv_dtype None is fp32, on a GPU bf16."""
     def generate(

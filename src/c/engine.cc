@@ -26,6 +26,7 @@ fovea_engine_options default_options() {
   to.prefix_levels = from.prefix_levels;
   to.min_prefix_savings = -1;
   to.workspace_budget = from.workspace_budget;
+  to.overlap = from.overlap ? static_cast<int32_t>(*from.overlap) : -1;
   return to;
 }
 
@@ -55,6 +56,7 @@ EngineOptions to_options(const fovea_engine_options* options) {
   to.prefix_levels = from.prefix_levels;
   if (from.min_prefix_savings != -1) to.min_prefix_savings = from.min_prefix_savings;
   to.workspace_budget = from.workspace_budget;
+  if (from.overlap != -1) to.overlap = to_flag(from.overlap, "overlap");
   return to;
 }
 

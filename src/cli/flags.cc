@@ -130,6 +130,8 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags) {
   command.add_option("--max-graph-requests", flags.max_graph_requests,
                      fmt::format("on a GPU: decode steps of more requests are enqueued; default {}",
                                  options.max_graph_requests));
+  command.add_flag_callback(
+      "--overlap", [&options] { options.overlap = true; }, "enqueue the next step while one runs");
   command.add_flag("--batch-invariant", options.batch_invariant,
                    "make a request's bits independent of the rest of the batch");
 }

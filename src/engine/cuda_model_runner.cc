@@ -8,10 +8,12 @@
 #include "engine/cuda_model_runner.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <map>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "core/check.h"
 #include "engine/cuda_batch.h"
@@ -25,8 +27,13 @@ class CudaModelRunner final : public ModelRunner {
  public:
   CudaModelRunner(ReservedModel model, CacheSet& caches, const SharedPrefixes& prefixes,
                   const ModelRunnerOptions& options);
-  void run(std::span<const PassPart> parts, std::span<float> logits,
-           std::span<int32_t> drawn) override;
+  // The pass runs when it is collected: one pass is in flight, and draws() is false.
+  void enqueue(std::span<const PassPart> parts) override {
+    parts_.assign(parts.begin(), parts.end());
+  }
+  PassTimes collect(std::span<float> logits, std::span<int32_t> drawn) override;
+  void abandon() override {}
+  bool draws() const override { return false; }
   RunnerStats stats() const override { return stats_; }
 
  private:
@@ -35,6 +42,8 @@ class CudaModelRunner final : public ModelRunner {
     PassAddresses addresses;
   };
 
+  void run_parts(std::span<const PassPart> parts, std::span<float> logits,
+                 std::span<int32_t> drawn);
   void warm_up();
   void capture(const PassSize& size);
   void capture_all();
@@ -65,6 +74,7 @@ class CudaModelRunner final : public ModelRunner {
   // Key: requests, max_kv_len, shares_prefixes.
   std::map<std::tuple<int32_t, int32_t, bool>, Captured> graphs_;
   RunnerStats stats_;
+  std::vector<PassPart> parts_;  // the enqueued pass
 };
 
 CudaModelRunner::CudaModelRunner(ReservedModel model, CacheSet& caches,
@@ -150,8 +160,16 @@ bool CudaModelRunner::is_decode(std::span<const PassPart> parts) const {
       parts, [](const PassPart& part) { return part.tokens.size() == 1 && part.logit_rows == 1; });
 }
 
-void CudaModelRunner::run(std::span<const PassPart> parts, std::span<float> logits,
-                          std::span<int32_t> drawn) {
+PassTimes CudaModelRunner::collect(std::span<float> logits, std::span<int32_t> drawn) {
+  PassTimes times;
+  times.begin = std::chrono::steady_clock::now();
+  run_parts(parts_, logits, drawn);
+  times.end = std::chrono::steady_clock::now();
+  return times;
+}
+
+void CudaModelRunner::run_parts(std::span<const PassPart> parts, std::span<float> logits,
+                                std::span<int32_t> drawn) {
   check_argument(drawn.size() == parts.size(), "drawn holds {}, must hold {} as parts does",
                  drawn.size(), parts.size());
   std::ranges::fill(drawn, -1);

@@ -74,15 +74,17 @@ std::unique_ptr<Engine> load_checked(const EngineOptions& given) {
   parts.selections = std::move(sized.selections);
   parts.request_limits = {info.vocabulary, sized.limits.max_kv_len, sized.wanted_context};
   parts.limits = sized.scheduling;
+  parts.overlap = options.overlap.value_or(false);
+  parts.record_steps = options.record_steps;
   parts.notes = load_notes(given, info);
   load_tokenizer(options.model_path, parts);
   // Excludes the tables of positions, which are added later.
   parts.weight_bytes = parts.model->weight_bytes();
   parts.cache_bytes = sized.caches.plan.bytes;
   parts.caches = std::make_unique<CacheSet>(std::move(sized.caches));
-  parts.runner =
-      make_model_runner(*parts.model, *parts.caches, *parts.threads, parts.selections,
-                        {sized.limits, options.max_graph_requests, sized.cuda_graphs, logit_rows});
+  parts.runner = make_model_runner(*parts.model, *parts.caches, *parts.threads, parts.selections,
+                                   {sized.limits, options.max_graph_requests, sized.cuda_graphs,
+                                    logit_rows, parts.overlap && device.kind == DeviceKind::cpu});
   return std::make_unique<TextEngine>(std::move(parts));
 }
 

@@ -2,25 +2,41 @@
 #include "engine/model_runner.h"
 
 #include <algorithm>
+#include <deque>
+#include <optional>
+#include <utility>
 
+#include "core/check.h"
 #include "engine/cuda_model_runner.h"
 #include "engine/pass_arrays.h"
 #include "engine/reserved_model.h"
+#include "engine/sampler.h"
 #include "engine/shared_prefixes.h"
 
 namespace fovea {
 namespace {
 
+// A pass runs when it is enqueued. With `draws`, it draws its tokens at once, and the next pass may
+// take them before the caller has seen them.
 class HostModelRunner final : public ModelRunner {
  public:
   HostModelRunner(ReservedModel model, CacheSet& caches, const SharedPrefixes& prefixes,
-                  const BatchLimits& limits);
-  void run(std::span<const PassPart> parts, std::span<float> logits,
-           std::span<int32_t> drawn) override;
+                  const ModelRunnerOptions& options);
+  void enqueue(std::span<const PassPart> parts) override;
+  PassTimes collect(std::span<float> logits, std::span<int32_t> drawn) override;
+  void abandon() override { passes_.clear(); }
+  bool draws() const override { return sampler_.has_value(); }
   RunnerStats stats() const override { return {.memory = memory_, .shared_steps = shared_steps_}; }
 
  private:
+  struct PassResult {
+    PassTimes times;
+    std::vector<int32_t> drawn;  // [parts]
+  };
+
   BatchView batch(const PassSize& size) const;
+  void take_drawn_tokens(std::span<const PassPart> parts);
+  void draw(std::span<const PassPart> parts, int32_t logit_rows, std::span<int32_t> drawn);
 
   ReservedModel model_;
   CacheSet& caches_;
@@ -28,6 +44,10 @@ class HostModelRunner final : public ModelRunner {
   EngineMemory memory_;
   int64_t shared_steps_ = 0;
   BatchLimits limits_;
+  std::deque<PassResult> passes_;    // in flight
+  std::optional<Sampler> sampler_;   // set if this object draws tokens
+  std::vector<float> logits_;        // the last pass's, if this object draws tokens
+  std::vector<int32_t> last_drawn_;  // the last pass's
   // Arrays of the batch, with room for the limits. Each pass fills their beginning.
   std::vector<int32_t> tokens_, positions_, logit_rows_;
   std::vector<int64_t> out_slots_;
@@ -35,15 +55,16 @@ class HostModelRunner final : public ModelRunner {
 };
 
 HostModelRunner::HostModelRunner(ReservedModel model, CacheSet& caches,
-                                 const SharedPrefixes& prefixes, const BatchLimits& limits)
+                                 const SharedPrefixes& prefixes, const ModelRunnerOptions& options)
     : model_(std::move(model)),
       caches_(caches),
       prefixes_(prefixes),
       memory_(model_.memory()),
-      limits_(limits) {
-  memory_.batch = host_batch_bytes(limits);
-  const auto tokens = static_cast<size_t>(limits.max_tokens);
-  const auto requests = static_cast<size_t>(limits.max_requests);
+      limits_(options.limits) {
+  memory_.batch = host_batch_bytes(limits_);
+  if (options.host_draws) sampler_.emplace(model_.model().info().vocabulary);
+  const auto tokens = static_cast<size_t>(limits_.max_tokens);
+  const auto requests = static_cast<size_t>(limits_.max_requests);
   for (std::vector<int32_t>* array : {&tokens_, &positions_, &logit_rows_}) array->resize(tokens);
   out_slots_.resize(tokens);
   q_indptr_.resize(requests + 1);
@@ -52,13 +73,15 @@ HostModelRunner::HostModelRunner(ReservedModel model, CacheSet& caches,
   }
 }
 
-void HostModelRunner::run(std::span<const PassPart> parts, std::span<float> logits,
-                          std::span<int32_t> drawn) {
-  std::ranges::fill(drawn, -1);
+void HostModelRunner::enqueue(std::span<const PassPart> parts) {
+  PassResult result;
+  result.times.begin = std::chrono::steady_clock::now();
+  result.drawn.assign(parts.size(), -1);
   const PassSize size =
       fill_arrays(parts, limits_, caches_.table(),
                   {tokens_.data(), positions_.data(), logit_rows_.data(), out_slots_.data(),
                    q_indptr_.data(), kv_lens_.data(), rows_.data()});
+  take_drawn_tokens(parts);
   for (size_t i = 0; i < parts.size(); ++i) state_slots_[i] = parts[i].lease->state_slot;
   BatchView view = batch(size);
   if (prefixes_.find(parts, caches_.table(), shared_prefix_)) {
@@ -69,7 +92,58 @@ void HostModelRunner::run(std::span<const PassPart> parts, std::span<float> logi
   model_.forward(view, {{tokens_.data(), tokens},
                         {positions_.data(), tokens},
                         {logit_rows_.data(), static_cast<size_t>(size.logit_rows)}});
-  model_.model().logits(0, logits);
+  if (draws()) draw(parts, size.logit_rows, result.drawn);
+  last_drawn_ = result.drawn;
+  result.times.end = std::chrono::steady_clock::now();
+  passes_.push_back(std::move(result));
+}
+
+void HostModelRunner::take_drawn_tokens(std::span<const PassPart> parts) {
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (parts[i].drawn_by < 0) continue;
+    const int32_t token = last_drawn_.at(static_cast<size_t>(parts[i].drawn_by));
+    // A failed draw ends its request; until then its pass computes any token.
+    tokens_[static_cast<size_t>(q_indptr_[i])] = std::max(token, 0);
+  }
+}
+
+void HostModelRunner::draw(std::span<const PassPart> parts, int32_t logit_rows,
+                           std::span<int32_t> drawn) {
+  const auto width = static_cast<size_t>(model_.model().info().vocabulary);
+  logits_.resize(static_cast<size_t>(logit_rows) * width);
+  model_.model().logits(0, logits_);
+  size_t row = 0;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    row += static_cast<size_t>(parts[i].logit_rows);
+    if (parts[i].sampling == nullptr) continue;
+    const std::span<const float> own = std::span(logits_).subspan((row - 1) * width, width);
+    const auto position = static_cast<uint64_t>(parts[i].begin) + parts[i].tokens.size();
+    try {
+      drawn[i] = sampler_->sample(own, *parts[i].sampling, position).token;
+    } catch (const Error&) {  // the logits are no distribution
+    }
+  }
+}
+
+PassTimes HostModelRunner::collect(std::span<float> logits, std::span<int32_t> drawn) {
+  check_argument(!passes_.empty(), "no pass was enqueued");
+  PassResult& pass = passes_.front();
+  check_argument(drawn.size() == pass.drawn.size(), "drawn holds {}, must hold {} as parts does",
+                 drawn.size(), pass.drawn.size());
+  std::ranges::copy(pass.drawn, drawn.begin());
+  if (!draws()) {
+    const auto begin = std::chrono::steady_clock::now();
+    model_.model().logits(0, logits);
+    pass.times.end += std::chrono::steady_clock::now() - begin;
+  } else if (!logits.empty()) {
+    check_argument(passes_.size() == 1 && logits.size() == logits_.size(),
+                   "logits holds {} floats, must hold {} of the last pass", logits.size(),
+                   logits_.size());
+    std::ranges::copy(logits_, logits.begin());
+  }
+  const PassTimes times = pass.times;
+  passes_.pop_front();
+  return times;
 }
 
 BatchView HostModelRunner::batch(const PassSize& size) const {
@@ -90,6 +164,12 @@ BatchView HostModelRunner::batch(const PassSize& size) const {
 
 }  // namespace
 
+void ModelRunner::run(std::span<const PassPart> parts, std::span<float> logits,
+                      std::span<int32_t> drawn) {
+  enqueue(parts);
+  collect(logits, drawn);
+}
+
 size_t host_batch_bytes(const BatchLimits& limits) {
   const auto requests = static_cast<size_t>(limits.max_requests);
   const auto tokens = static_cast<size_t>(limits.max_tokens);
@@ -106,7 +186,7 @@ std::unique_ptr<ModelRunner> make_model_runner(Model& model, CacheSet& caches, T
   if (model.device().kind() == DeviceKind::cuda) {
     return make_cuda_model_runner(std::move(reserved), caches, prefixes, options);
   }
-  return std::make_unique<HostModelRunner>(std::move(reserved), caches, prefixes, options.limits);
+  return std::make_unique<HostModelRunner>(std::move(reserved), caches, prefixes, options);
 }
 
 }  // namespace fovea

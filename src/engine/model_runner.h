@@ -2,6 +2,7 @@
 // One forward pass: from tokens and leases to logits.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -23,6 +24,14 @@ struct PassPart {
   const CacheLease* lease = nullptr;
   int32_t logit_rows = 0;
   const SamplingParams* sampling = nullptr;  // has no logprobs, and logit_rows is 1
+  // If not negative, the part of the pass enqueued before whose drawn token is this part's only
+  // token. The value in `tokens` is then ignored.
+  int32_t drawn_by = -1;
+};
+
+// When a pass ran on the device.
+struct PassTimes {
+  std::chrono::steady_clock::time_point begin, end;
 };
 
 struct RunnerStats {
@@ -35,12 +44,22 @@ class ModelRunner {
  public:
   virtual ~ModelRunner() = default;
 
-  // Runs the parts as one batch within the limits. logits: [sum of logit_rows, vocabulary], in the
-  // order of the parts. drawn: [parts], the tokens drawn by the rules of Sampler, or -1 if the
-  // caller has to draw the token: the part has no `sampling`, the runner does not draw, or the
-  // logits are no distribution. The logits of a part with a drawn token are unspecified.
-  virtual void run(std::span<const PassPart> parts, std::span<float> logits,
-                   std::span<int32_t> drawn) = 0;
+  // Enqueues the parts as one batch within the limits. At most one other pass may be in flight, and
+  // only if draws() is true; otherwise what the parts refer to must stay valid until collect(). If
+  // it throws, nothing was enqueued.
+  virtual void enqueue(std::span<const PassPart> parts) = 0;
+  // Waits for the oldest pass in flight. logits: [sum of logit_rows, vocabulary], in the order of
+  // the parts, or empty; must be empty if another pass was enqueued since. drawn: [parts], the
+  // tokens drawn by the rules of Sampler, or -1 if the caller has to draw the token: the part has
+  // no `sampling`, the runner does not draw, or the logits are no distribution. The logits of a
+  // part with a drawn token are unspecified.
+  virtual PassTimes collect(std::span<float> logits, std::span<int32_t> drawn) = 0;
+  // Waits for all passes in flight and forgets them.
+  virtual void abandon() = 0;
+  // Returns true if tokens are drawn where the next pass can take them.
+  virtual bool draws() const = 0;
+  // Enqueues and collects one pass.
+  void run(std::span<const PassPart> parts, std::span<float> logits, std::span<int32_t> drawn);
   virtual RunnerStats stats() const = 0;
 };
 
@@ -52,6 +71,7 @@ struct ModelRunnerOptions {
   // Rows of logits computed at once, at least those of a decode step. On a GPU, a pass with more
   // computes its logits in several steps.
   int32_t logit_rows = 1;
+  bool host_draws = false;  // on the CPU: the runner draws tokens, for passes enqueued ahead
 };
 
 // Makes a runner for the device of the model. The model, caches and threads must outlive it. All

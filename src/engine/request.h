@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <span>
 #include <string>
@@ -24,8 +25,15 @@ struct Request {
   std::string salt;
   std::vector<int32_t> tokens;  // the prompt, then generated tokens
   int32_t prompt_tokens = 0;
-  int32_t computed = 0;  // tokens already in the caches
+  int32_t max_length = std::numeric_limits<int32_t>::max();  // tokens at which it ends
+  // Tokens in the caches once all enqueued passes have run.
+  int32_t computed = 0;
   CacheLease lease;
+  int32_t passes = 0;       // passes in flight that compute its tokens
+  int32_t pending = 0;      // tokens that passes in flight draw
+  int32_t drawn_by = -1;    // with `pending`: its part in the pass enqueued last
+  int32_t preemptions = 0;  // tells passes over an earlier lease from those over this one
+  bool ended = false;       // its last event is queued; passes in flight still refer to it
   int32_t retried_at = -1;  // value of `computed` when the request last ran out of memory alone
   std::optional<int32_t> cached_tokens;  // cached prompt tokens at the first admission
   std::vector<float> prompt_logprobs;    // [prompt_tokens], set if sampling.prompt_logprobs
@@ -41,7 +49,11 @@ struct Request {
     const auto prompt = static_cast<size_t>(prompt_tokens);
     return {all.first(prompt), all.subspan(prompt)};
   }
-  int32_t remaining() const { return length() - computed; }
+  // Returns the tokens including those that passes in flight draw.
+  int32_t scheduled() const { return length() + pending; }
+  int32_t remaining() const { return scheduled() - computed; }
+  // Returns true if the tokens that passes in flight draw are its last.
+  bool draws_last() const { return scheduled() >= max_length; }
   // Returns true if the first pass over the prompt also scores its tokens.
   bool scores_prompt() const { return sampling.prompt_logprobs && generated() == 0; }
   // Returns true if the next token must be drawn on the host.

@@ -60,7 +60,7 @@ void Scheduler::schedule_running(bool decodes) {
   // Preemption removes requests from the end of running_.
   for (size_t i = 0; i < running_.size() && tokens_left_ > 0; ++i) {
     Request& request = *running_[i];
-    if ((request.remaining() == 1) != decodes) continue;
+    if (request.draws_last() || (request.remaining() == 1) != decodes) continue;
     const Chunk chunk = next_chunk(request);
     if (chunk.begin < chunk.end && make_room(request, chunk)) accept(chunk);
   }
@@ -89,6 +89,7 @@ void Scheduler::admit_waiting() {
          running_.size() < static_cast<size_t>(limits_.max_running)) {
     Request& request = *waiting_.front();
     if (request.scores_prompt() && prompt_rows_left_ == 0) return;
+    if (request.pending > 0) return;  // preempted; its tokens are not all known yet
     if (!admit(request)) {
       if (!running_.empty()) return;
       fail_alone(request, request.length());
@@ -139,7 +140,7 @@ Chunk Scheduler::next_chunk(Request& request) const {
     // States can be snapshotted at page boundaries only. The last useful boundary for a later
     // request with the same tokens precedes the last token.
     const int32_t page_size = caches_.page_size();
-    const int32_t last_boundary = (request.length() - 1) / page_size * page_size;
+    const int32_t last_boundary = (request.scheduled() - 1) / page_size * page_size;
     const int32_t aligned = std::min(end, last_boundary) / page_size * page_size;
     if (aligned > begin) end = aligned;
   }
@@ -165,6 +166,7 @@ bool Scheduler::preempt_youngest() {
   std::erase_if(chunks_, [&](const Chunk& chunk) { return chunk.request == youngest; });
   caches_.release(youngest->lease);
   youngest->computed = 0;
+  ++youngest->preemptions;
   ++preemptions_;
   return true;
 }

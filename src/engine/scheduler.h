@@ -53,9 +53,9 @@ class Scheduler {
   // Returns the next pass: first one token of every running request that is past its prompt
   // (ordered by age, or with group_prefixes such that requests with equal first pages are
   // neighbours), then chunks of prompts, then new requests, all within the limits. Their cache
-  // slots are ready. The result is valid until the next call of any member. Throws
-  // RequestError{out_of_memory} if a request that runs alone finds no memory; the caller must
-  // remove it before the next call.
+  // slots are ready. A request whose last token is being drawn is left out. The result is valid
+  // until the next call of any member. Throws RequestError{out_of_memory} if a request that runs
+  // alone finds no memory; the caller must remove it before the next call.
   std::span<const Chunk> schedule();
 
   // Removes a request and releases its memory. Returns null for an unknown id.
@@ -67,6 +67,10 @@ class Scheduler {
   bool preempt_youngest();
 
   bool idle() const { return waiting_.empty() && running_.empty(); }
+  // Returns true if a request waits that the number of running requests does not keep out.
+  bool may_admit() const {
+    return !waiting_.empty() && running_.size() < static_cast<size_t>(limits_.max_running);
+  }
   int64_t preemptions() const { return preemptions_; }
   // Number of tokens of admitted requests, and how many of them came from the prefix cache.
   int64_t prefix_queries() const { return prefix_queries_; }

@@ -5,8 +5,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <chrono>
-#include <new>
 #include <utility>
 
 #include "core/check.h"
@@ -15,31 +13,6 @@
 
 namespace fovea {
 namespace {
-
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-// Returns the leading tokens of the request that are computed.
-CachedText computed_text(const Request& request) {
-  return {std::span(request.tokens).first(static_cast<size_t>(request.computed)), request.salt};
-}
-
-bool is_decode(const Chunk& chunk) {
-  return chunk.end - chunk.begin == 1 && chunk.begin >= chunk.request->prompt_tokens;
-}
-
-// Describes the current exception, which ends a request. The text for exhausted memory fits into
-// std::string without an allocation.
-std::string describe_failure() {
-  try {
-    throw;
-  } catch (const std::bad_alloc&) {
-    return "out of memory";
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-}
 
 bool contains(std::span<const int32_t> tokens, int32_t token) {
   return std::ranges::find(tokens, token) != tokens.end();
@@ -63,6 +36,9 @@ TextEngine::TextEngine(EngineParts parts)
   if (parts_.model->device().kind() == DeviceKind::cpu) {
     stats_.memory.logits = host_logit_bytes(parts_.limits, vocabulary(), parts_.threads->size());
   }
+  ended_.reserve(2 * static_cast<size_t>(parts_.limits.max_running));  // all in two passes
+  // States cannot forget a token that was computed after the end of its request.
+  overlap_ = parts_.overlap && parts_.runner->draws() && !parts_.caches->has_state();
 }
 
 std::vector<int32_t> TextEngine::checked_tokens(const GenerateRequest& request) const {
@@ -82,6 +58,8 @@ int64_t TextEngine::add(const GenerateRequest& request) {
   added->sampling = request.sampling;
   added->salt = request.salt;
   added->prompt_tokens = added->length();
+  added->max_length =
+      added->length() + std::min(request.sampling.max_new_tokens, max_context() - added->length());
   if (parts_.tokenizer) added->characters = parts_.tokenizer->stream();
   added->stops = StopMatcher(request.sampling.stop);
   if (const auto schema = compile_schema(request.sampling)) added->grammar.emplace(schema);
@@ -102,160 +80,6 @@ void TextEngine::cancel(int64_t request) {
   event.finish = FinishReason::cancelled;
   event.text = found->held_text();
   end_request(request, std::move(event));
-}
-
-std::vector<TokenEvent> TextEngine::step() {
-  const std::span<const Chunk> chunks = schedule();
-  if (chunks.empty()) return std::exchange(events_, {});
-  const auto start = std::chrono::steady_clock::now();
-  try {
-    events_.reserve(events_.size() + chunks.size());  // ensures that no event is lost
-    run_pass(chunks);
-    sample_pass();
-  } catch (...) {
-    // Linear states may be half updated, so all tokens of this pass are computed again.
-    while (scheduler_.preempt_youngest()) {
-    }
-    throw;
-  }
-  count_pass(seconds_since(start));
-  for (Outcome& outcome : outcomes_) deliver(outcome);
-  return std::exchange(events_, {});
-}
-
-std::span<const Chunk> TextEngine::schedule() {
-  while (true) {
-    try {
-      return scheduler_.schedule();
-    } catch (const RequestError& error) {
-      fail_request(error.request(), error.what());
-    }
-  }
-}
-
-void TextEngine::run_pass(std::span<const Chunk> chunks) {
-  outcomes_.clear();
-  pass_.clear();
-  size_t rows = 0;
-  for (const Chunk& chunk : chunks) {
-    Request& request = *chunk.request;
-    Outcome outcome;
-    outcome.chunk = chunk;
-    outcome.first_row = rows;
-    if (request.scores_prompt()) {
-      outcome.logit_rows = chunk.end - chunk.begin;
-    } else if (chunk.end == request.length()) {
-      outcome.logit_rows = 1;
-    }
-    rows += static_cast<size_t>(outcome.logit_rows);
-    const auto tokens = std::span<const int32_t>(request.tokens)
-                            .subspan(static_cast<size_t>(chunk.begin),
-                                     static_cast<size_t>(chunk.end - chunk.begin));
-    const bool only_token = chunk.end == request.length() && !request.draws_on_host();
-    pass_.push_back({tokens, chunk.begin, &request.lease, outcome.logit_rows,
-                     only_token ? &request.sampling : nullptr});
-    outcomes_.push_back(std::move(outcome));
-  }
-  drawn_.resize(pass_.size());
-  parts_.runner->run(pass_, logit_rows(0, rows), drawn_);
-  for (size_t i = 0; i < outcomes_.size(); ++i) outcomes_[i].drawn = drawn_[i];
-}
-
-std::span<float> TextEngine::logit_rows(size_t first, size_t count) const {
-  const auto width = static_cast<size_t>(vocabulary());
-  return {logits_.get() + first * width, count * width};
-}
-
-void TextEngine::sample_pass() {
-  parts_.threads->parallel_for(static_cast<int64_t>(outcomes_.size()),
-                               [this](int64_t index, int worker) {
-                                 Outcome& outcome = outcomes_[static_cast<size_t>(index)];
-                                 try {
-                                   sample(outcome, samplers_[static_cast<size_t>(worker)]);
-                                 } catch (...) {
-                                   outcome.failure = describe_failure();
-                                 }
-                               });
-}
-
-void TextEngine::sample(Outcome& outcome, Sampler& sampler) {
-  if (outcome.drawn >= 0) {
-    outcome.sampled.token = outcome.drawn;
-    return;
-  }
-  Request& request = *outcome.chunk.request;
-  if (request.scores_prompt()) {
-    for (int32_t row = 0; row < outcome.logit_rows; ++row) {
-      const auto scored = static_cast<size_t>(outcome.chunk.begin + row + 1);
-      if (scored >= request.tokens.size()) break;
-      SampledToken score =
-          sampler.score(logit_rows(outcome.first_row + static_cast<size_t>(row), 1),
-                        request.tokens[scored], std::max(request.sampling.logprobs, 0));
-      request.prompt_logprobs[scored] = score.logprob;
-      if (!score.top.empty()) request.prompt_top[scored] = std::move(score.top);
-    }
-  }
-  if (outcome.chunk.end != request.length()) return;
-  const size_t last = outcome.first_row + static_cast<size_t>(outcome.logit_rows) - 1;
-  const auto [prompt, output] = request.parts();
-  const grammar::TokenMask allowed = allowed_tokens(request);
-  outcome.sampled = sampler.sample(logit_rows(last, 1), request.sampling,
-                                   TokenHistory{prompt, output, end_tokens(), allowed});
-}
-
-void TextEngine::count_pass(double seconds) {
-  int64_t decoded = 0, total = 0;
-  for (const Outcome& outcome : outcomes_) {
-    total += outcome.chunk.end - outcome.chunk.begin;
-    decoded += is_decode(outcome.chunk);
-  }
-  const double share = static_cast<double>(decoded) / static_cast<double>(total);
-  ++stats_.steps;
-  stats_.decode_tokens += decoded;
-  stats_.prefill_tokens += total - decoded;
-  stats_.decode_seconds += seconds * share;
-  stats_.prefill_seconds += seconds * (1 - share);
-}
-
-void TextEngine::deliver(Outcome& outcome) {
-  try {
-    if (outcome.failure.empty()) accept(outcome);
-  } catch (...) {
-    outcome.failure = describe_failure();
-  }
-  if (!outcome.failure.empty()) {
-    fail_request(outcome.chunk.request->id, std::move(outcome.failure));
-  }
-}
-
-// If it throws, the request is unchanged.
-void TextEngine::accept(Outcome& outcome) {
-  Request& request = *outcome.chunk.request;
-  request.computed = outcome.chunk.end;
-  if (!is_decode(outcome.chunk)) parts_.caches->publish(request.lease, computed_text(request));
-  if (request.remaining() == 0) emit(request, std::move(outcome.sampled));
-}
-
-void TextEngine::emit(Request& request, SampledToken sampled) {
-  TokenEvent event;
-  event.request = request.id;
-  event.token = sampled.token;
-  event.logprob = sampled.logprob;
-  event.top = std::move(sampled.top);
-  const bool ends_value = read_by_grammar(request, sampled.token);
-  request.tokens.push_back(sampled.token);
-  event.finish = finish_reason(request, sampled.token);
-  if (event.finish != FinishReason::stop) {
-    event.text = text_of(request, sampled.token);
-    if (request.stops.matched() || ends_value) event.finish = FinishReason::stop;
-  }
-  if (event.finish == FinishReason::none) {
-    events_.push_back(std::move(event));
-    return;
-  }
-  event.text += request.held_text();
-  parts_.caches->publish(request.lease, computed_text(request));
-  end_request(request.id, std::move(event));
 }
 
 // Returns the text that the token makes certain.
@@ -280,39 +104,15 @@ FinishReason TextEngine::finish_reason(const Request& request, int32_t token) co
   if (!sampling.ignore_eos && contains(parts_.model->info().eos_tokens, token))
     return FinishReason::stop;
   if (contains(sampling.stop_tokens, token)) return FinishReason::stop;
-  if (request.generated() >= sampling.max_new_tokens || request.length() >= max_context())
-    return FinishReason::length;
+  if (request.length() >= request.max_length) return FinishReason::length;
   return FinishReason::none;
-}
-
-void TextEngine::fail_request(int64_t id, std::string why) {
-  TokenEvent event;
-  event.finish = FinishReason::failed;
-  event.error = std::move(why);
-  try {
-    if (Request* found = scheduler_.find(id)) event.text = found->held_text();
-  } catch (const std::bad_alloc&) {  // loses the short withheld text
-  }
-  end_request(id, std::move(event));
-}
-
-void TextEngine::end_request(int64_t id, TokenEvent event) {
-  events_.reserve(events_.size() + 1);  // comes first: if it throws, the request is unchanged
-  const std::unique_ptr<Request> request = scheduler_.remove(id);
-  event.request = id;
-  event.prompt_tokens = request->prompt_tokens;
-  event.cached_tokens = request->cached_tokens.value_or(0);
-  if (request->generated() > 0) {
-    event.prompt_logprobs = std::move(request->prompt_logprobs);
-    event.prompt_top = std::move(request->prompt_top);
-  }
-  events_.push_back(std::move(event));
 }
 
 std::vector<float> TextEngine::logits(std::span<const int32_t> tokens) {
   check_tokens(tokens, vocabulary());
   check_argument(tokens.size() <= static_cast<size_t>(max_context()),
                  "the sequence has {} tokens, the context is {}", tokens.size(), max_context());
+  if (next_) finish_pass(*std::exchange(next_, nullptr));  // its events wait for step()
   std::vector<float> result(tokens.size() * static_cast<size_t>(vocabulary()));
   if (tokens.empty()) return result;
 

@@ -2,6 +2,7 @@
 // The engine turns requests into chunks, chunks into logits, and logits into tokens and text.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -9,6 +10,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "engine/cache_set.h"
@@ -39,6 +41,7 @@ struct EngineParts {
   SchedulerLimits limits;
   RequestLimits request_limits;
   size_t weight_bytes = 0, cache_bytes = 0;
+  bool overlap = false, record_steps = false;
   std::vector<std::string> notes;
 };
 
@@ -70,35 +73,55 @@ class TextEngine final : public Engine {
   std::span<const std::string> notes() const override { return parts_.notes; }
   bool has_text() const override { return parts_.tokenizer.has_value(); }
   const EngineStats& stats() const override;
+  std::vector<StepRecord> take_step_records() override { return std::exchange(records_, {}); }
   std::span<const GroupSelection> selections() const override { return parts_.selections; }
   std::string explain() const override;
 
  private:
-  // A chunk of the current pass and its results.
+  using Clock = std::chrono::steady_clock;
+
+  // A chunk of a pass and its results.
   struct Outcome {
     Chunk chunk;
     int32_t logit_rows = 0;
     size_t first_row = 0;
+    int32_t preemptions = 0;  // the request's; unchanged while its lease is that of the pass
+    bool gives_token = false;
     int32_t drawn = -1;  // the token, if the runner has drawn it
     SampledToken sampled;
     std::string failure;  // reason why the request fails; empty if it continues
   };
+  // A pass from its enqueueing to its events.
+  struct EnginePass {
+    std::vector<Outcome> outcomes;
+    size_t logit_rows = 0;
+    bool needs_logits = false;   // the host draws or scores tokens
+    bool offers_prefix = false;  // its end offers prompt pages to the prefix cache
+    StepRecord record;
+  };
 
   std::vector<int32_t> checked_tokens(const GenerateRequest& request) const;
-  std::span<const Chunk> schedule();
+  bool start_pass(bool ahead);
+  std::span<const Chunk> schedule(bool ahead);
+  bool can_run_ahead(const EnginePass& pass) const;
+  PassPart add_chunk(EnginePass& pass, const Chunk& chunk) const;
+  void finish_pass(EnginePass& pass);
+  void settle(EnginePass& pass);
+  void give_up(EnginePass& pass);
+  void preempt_all();
+  double now() const;
   const Tokenizer& tokenizer() const;  // throws Error with the reason if there is none
   // Returns null if the request has no schema.
   std::shared_ptr<const grammar::Grammar> compile_schema(const SamplingParams& sampling) const;
   grammar::TokenMask allowed_tokens(const Request& request) const;
   bool read_by_grammar(Request& request, int32_t token) const;
   std::string text_of(Request& request, int32_t token) const;
-  void run_pass(std::span<const Chunk> chunks);
-  void sample_pass();
-  void sample(Outcome& outcome, Sampler& sampler);
-  void count_pass(double seconds);
+  void sample_pass(EnginePass& pass);
+  void sample(Outcome& outcome, bool has_logits, Sampler& sampler);
+  void count_pass(EnginePass& pass, const PassTimes& times);
   void deliver(Outcome& outcome);
   void accept(Outcome& outcome);
-  void emit(Request& request, SampledToken sampled);
+  void emit(Outcome& outcome);
   FinishReason finish_reason(const Request& request, int32_t token) const;
   void fail_request(int64_t id, std::string why);
   void end_request(int64_t id, TokenEvent event);
@@ -111,11 +134,19 @@ class TextEngine final : public Engine {
   std::vector<Sampler> samplers_;  // one per thread
   // [max_running + max_prompt_rows, vocabulary]; unused rows cost no memory.
   std::unique_ptr<float[]> logits_;
-  std::vector<Outcome> outcomes_;
-  std::vector<PassPart> pass_;
+  bool overlap_ = false;
+  EnginePass passes_[2];
+  EnginePass* next_ = nullptr;  // the pass in flight that the next step() finishes
+  // Requests that ended while a pass in flight computes a token of theirs.
+  std::vector<std::unique_ptr<Request>> ended_;
+  std::vector<PassPart> parts_of_pass_;
   std::vector<int32_t> drawn_;
   std::vector<TokenEvent> events_;  // not yet returned to the caller
   int64_t next_id_ = 1;
+  int64_t started_passes_ = 0;
+  double counted_until_ = 0;  // time up to which stats_ has counted passes
+  Clock::time_point loaded_ = Clock::now();
+  std::vector<StepRecord> records_;
   mutable EngineStats stats_;
 };
 

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Text that is served with cached prefixes, preemption and cancellation, in a pool for little more
-// than one prompt, equals the text of an engine without any of them.
+// than one prompt, equals the text of an engine without any of them. So does text of passes that
+// are enqueued ahead.
 #include <gtest/gtest.h>
 
 #include <map>
 #include <memory>
 #include <random>
+#include <string>
+#include <tuple>
 #include <vector>
 
 #include "engine/tight_engine.h"
@@ -17,17 +20,20 @@ namespace {
 
 using churn::kNewTokens;
 
-class Churn : public ::testing::TestWithParam<const char*> {
+// A model, and whether passes overlap.
+class Churn : public ::testing::TestWithParam<std::tuple<const char*, bool>> {
  protected:
-  Churn() : text_(values_of<int32_t>(reference_file(GetParam()), "validation.input_ids")) {}
+  Churn() : text_(values_of<int32_t>(reference_file(model_), "validation.input_ids")) {}
 
+  const std::string model_ = std::get<0>(GetParam());
+  const bool overlaps_ = std::get<1>(GetParam());
   std::vector<int32_t> text_;
   std::mt19937 random_{11};
 };
 
 TEST_P(Churn, TokensEqualThoseOfTheColdPath) {
-  const std::unique_ptr<Engine> cold = Engine::load(churn::roomy_options(GetParam()));
-  const std::unique_ptr<Engine> engine = churn::tight_engine(GetParam());
+  const std::unique_ptr<Engine> cold = Engine::load(churn::roomy_options(model_));
+  const std::unique_ptr<Engine> engine = churn::tight_engine(model_, overlaps_);
   std::map<int64_t, GenerateRequest> requests;
   std::map<int64_t, std::vector<int32_t>> produced;
   const int total = 60 * test::test_scale();
@@ -62,15 +68,28 @@ TEST_P(Churn, TokensEqualThoseOfTheColdPath) {
   EXPECT_EQ(compared + cancelled, total);
   EXPECT_GT(cancelled, 0);
   EXPECT_GT(cached_tokens, 0);
-  if (!churn::has_states(GetParam())) {
+  if (!churn::has_states(model_)) {
     EXPECT_GT(engine->stats().preemptions, 0);
   }
+  const bool has_overlapped = engine->stats().overlapped_steps > 0;
+  EXPECT_EQ(has_overlapped, overlaps_ && !churn::has_states(model_));
   engine->clear_prefix_cache();
   EXPECT_EQ(engine->stats().kv_pages_free, engine->stats().kv_pages);
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, Churn, ::testing::ValuesIn(kTestModels),
-                         [](const auto& name) { return std::string(name.param); });
+std::string name_of(const ::testing::TestParamInfo<Churn::ParamType>& info) {
+  return std::string(std::get<0>(info.param)) + (std::get<1>(info.param) ? "_overlapped" : "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, Churn,
+                         ::testing::Combine(::testing::ValuesIn(kTestModels),
+                                            ::testing::Values(false)),
+                         name_of);
+// Models with full attention, with windows and with recurrent states.
+INSTANTIATE_TEST_SUITE_P(Overlapped, Churn,
+                         ::testing::Combine(::testing::Values("llama", "gpt_oss", "qwen3_next"),
+                                            ::testing::Values(true)),
+                         name_of);
 
 }  // namespace
 }  // namespace fovea

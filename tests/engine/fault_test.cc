@@ -60,7 +60,8 @@ class FaultyBackend final : public AttentionBackend {
   BatchView batch_;
 };
 
-class FaultyEngine : public ::testing::Test {
+// The parameter tells whether passes overlap.
+class FaultyEngine : public ::testing::TestWithParam<bool> {
  protected:
   FaultyEngine() : registry_(BackendRegistry::builtin()) {
     BackendEntry entry = *registry_.find("cpu");
@@ -78,6 +79,7 @@ class FaultyEngine : public ::testing::Test {
     options.max_context = 256;
     options.max_batch_tokens = 64;
     options.threads = 1;
+    options.overlap = GetParam();
     engine_ = Engine::load(options);
     for (const ReferencePrompt& prompt : read_reference("llama")) prompts_.push_back(prompt);
     prompts_.resize(2);  // 7 and 33 tokens
@@ -87,6 +89,12 @@ class FaultyEngine : public ::testing::Test {
     GenerateRequest request = greedy_request(prompts_[index]);
     request.sampling.max_new_tokens = 20;
     return request;
+  }
+
+  // The logits of a pass are gone once the next one was enqueued.
+  static std::string nan_error() {
+    return GetParam() ? "the logits of the next token are NaN, +inf or all -inf"
+                      : "the logit of token 0 is NaN";
   }
 
   void expect_healthy() {
@@ -107,7 +115,7 @@ class FaultyEngine : public ::testing::Test {
   std::vector<ReferencePrompt> prompts_;
 };
 
-TEST_F(FaultyEngine, NanLogitsEndTheirRequestOnly) {
+TEST_P(FaultyEngine, NanLogitsEndTheirRequestOnly) {
   const int64_t good = engine_->add(request(0));
   const int64_t bad = engine_->add(request(1));
   fault_.nan_at = 33 + 5;
@@ -119,7 +127,7 @@ TEST_F(FaultyEngine, NanLogitsEndTheirRequestOnly) {
       if (event.request != bad || event.finish == FinishReason::none) continue;
       EXPECT_EQ(event.finish, FinishReason::failed);
       EXPECT_EQ(event.token, -1);
-      EXPECT_EQ(event.error, "the logit of token 0 is NaN");
+      EXPECT_EQ(event.error, nan_error());
       ++failures;
     }
   }
@@ -130,7 +138,7 @@ TEST_F(FaultyEngine, NanLogitsEndTheirRequestOnly) {
 }
 
 // Its earlier tokens and text remain, including text that a stop string held back.
-TEST_F(FaultyEngine, GenerateReturnsTheOtherResultsIfARequestFails) {
+TEST_P(FaultyEngine, GenerateReturnsTheOtherResultsIfARequestFails) {
   std::vector<GenerateRequest> requests = {request(1), request(0)};
   const std::vector<GenerateResult> whole = engine_->generate(requests);
   requests[0].sampling.stop = {whole[0].text + " and what never comes"};
@@ -140,7 +148,7 @@ TEST_F(FaultyEngine, GenerateReturnsTheOtherResultsIfARequestFails) {
       requests, [&](const TokenEvent& event) { failures += event.finish == FinishReason::failed; });
   EXPECT_EQ(failures, 1);
   EXPECT_EQ(results[0].finish, FinishReason::failed);
-  EXPECT_EQ(results[0].error, "the logit of token 0 is NaN");
+  EXPECT_EQ(results[0].error, nan_error());
   EXPECT_EQ(results[0].prompt_tokens, 33);
   ASSERT_EQ(results[0].tokens.size(), 5u);
   EXPECT_EQ(results[0].text, engine_->decode(results[0].tokens));
@@ -151,7 +159,7 @@ TEST_F(FaultyEngine, GenerateReturnsTheOtherResultsIfARequestFails) {
   expect_healthy();
 }
 
-TEST_F(FaultyEngine, NanInAPromptIsNotCached) {
+TEST_P(FaultyEngine, NanInAPromptIsNotCached) {
   GenerateRequest bad = request(1);
   for (const bool scores : {false, true}) {
     bad.sampling.prompt_logprobs = scores;
@@ -164,7 +172,7 @@ TEST_F(FaultyEngine, NanInAPromptIsNotCached) {
   }
 }
 
-TEST_F(FaultyEngine, AFailedPassIsComputedAgain) {
+TEST_P(FaultyEngine, AFailedPassIsComputedAgain) {
   std::vector<int32_t> tokens;
   engine_->add(request(0));
   fault_.throw_at = 7 + 6;
@@ -184,7 +192,7 @@ TEST_F(FaultyEngine, AFailedPassIsComputedAgain) {
   expect_healthy();
 }
 
-TEST_F(FaultyEngine, GenerateGivesUpWhatItStarted) {
+TEST_P(FaultyEngine, GenerateGivesUpWhatItStarted) {
   const std::vector<GenerateRequest> requests = {request(0), request(1)};
   fault_.throw_at = 33;
   EXPECT_THROW((void)engine_->generate(requests), std::runtime_error);
@@ -194,6 +202,10 @@ TEST_F(FaultyEngine, GenerateGivesUpWhatItStarted) {
   EXPECT_THROW((void)engine_->logits(tokens), std::runtime_error);
   expect_healthy();
 }
+
+INSTANTIATE_TEST_SUITE_P(Passes, FaultyEngine, ::testing::Bool(), [](const auto& overlaps) {
+  return std::string(overlaps.param ? "overlap" : "one_after_another");
+});
 
 }  // namespace
 }  // namespace fovea

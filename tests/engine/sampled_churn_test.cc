@@ -2,7 +2,7 @@
 // Sampled text under memory pressure: seeds, filters, log-probabilities, stop strings and salts,
 // with cached prefixes, preemption, cancellation, forgotten prefixes and calls of logits() in
 // between, in a pool for little more than one prompt. Every token, bit and character equals those
-// of the request alone in an engine without any of these.
+// of the request alone in an engine without any of these. Passes overlap, or do not.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,6 +10,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "engine/small_engine.h"
@@ -108,16 +109,18 @@ void expect_same(const Expected& expected, const Engine& engine) {
   }
 }
 
-class SampledChurn : public ::testing::TestWithParam<const char*> {};
+// A model, and whether passes overlap.
+class SampledChurn : public ::testing::TestWithParam<std::tuple<const char*, bool>> {};
 
 TEST_P(SampledChurn, EverythingIsThatOfTheRequestAlone) {
-  const std::string model = GetParam();
+  const std::string model = std::get<0>(GetParam());
+  const bool overlaps = std::get<1>(GetParam());
   const std::vector<int32_t> text =
       values_of<int32_t>(reference_file(model), "validation.input_ids");
   EngineOptions roomy = churn::roomy_options(model);
   roomy.batch_invariant = true;
   const std::unique_ptr<Engine> cold = Engine::load(roomy);
-  const std::unique_ptr<Engine> engine = churn::tight_engine(model, /*batch_invariant=*/true);
+  const std::unique_ptr<Engine> engine = churn::tight_engine(model, overlaps, true);
   std::mt19937 random(13);
   const auto random_request = [&] {
     Expected expected;
@@ -171,12 +174,24 @@ TEST_P(SampledChurn, EverythingIsThatOfTheRequestAlone) {
   if (!churn::has_states(model)) {
     EXPECT_GT(engine->stats().preemptions, 0);
   }
+  const bool has_overlapped = engine->stats().overlapped_steps > 0;
+  EXPECT_EQ(has_overlapped, overlaps && !churn::has_states(model));
   expect_no_leak(*engine);
 }
 
 // A model with full attention, one with windows and sinks, one with recurrent states.
-INSTANTIATE_TEST_SUITE_P(Models, SampledChurn, ::testing::Values("llama", "gpt_oss", "qwen3_next"),
-                         [](const auto& name) { return std::string(name.param); });
+std::string name_of(const ::testing::TestParamInfo<SampledChurn::ParamType>& info) {
+  return std::string(std::get<0>(info.param)) + (std::get<1>(info.param) ? "_overlapped" : "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, SampledChurn,
+                         ::testing::Combine(::testing::Values("llama", "gpt_oss", "qwen3_next"),
+                                            ::testing::Values(false)),
+                         name_of);
+INSTANTIATE_TEST_SUITE_P(Overlapped, SampledChurn,
+                         ::testing::Combine(::testing::Values("llama", "gpt_oss"),
+                                            ::testing::Values(true)),
+                         name_of);
 
 }  // namespace
 }  // namespace fovea

@@ -36,11 +36,12 @@ inline bool has_states(const std::string& model) { return model == "qwen3_next";
 
 // Makes an engine whose full pools hold 1.2 times the longest request. With linear layers, four
 // states serve four requests and all snapshots, at 230 KB each next to pages of 32 KB.
-inline std::unique_ptr<Engine> tight_engine(const std::string& model,
+inline std::unique_ptr<Engine> tight_engine(const std::string& model, bool overlap,
                                             bool batch_invariant = false) {
   constexpr int64_t kPages = kContext / kPageSize * 12 / 10;
   EngineOptions options = roomy_options(model);
   options.prefix_cache = true;
+  options.overlap = overlap;
   options.batch_invariant = batch_invariant;
   if (has_states(model)) {
     options.kv_memory_bytes = 2'100'000;

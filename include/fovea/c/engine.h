@@ -33,6 +33,8 @@ typedef struct fovea_engine_options {
   int32_t prefix_levels;       // default 2
   int64_t min_prefix_savings;  // bytes; default -1: chosen for the device
   int64_t workspace_budget;
+  int32_t overlap;   // enqueue the next step while one runs; default -1: off, see EngineOptions
+  int32_t reserved;  // 0
 } fovea_engine_options;
 FOVEA_C_API fovea_status fovea_engine_options_init(fovea_engine_options* options,
                                                    size_t struct_size);
