@@ -3,6 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -62,12 +65,68 @@ TEST(Cli, TimesAModelWithoutFiles) {
   EXPECT_LE(figures.at("first_token_p50_ms"), figures.at("first_token_p99_ms"));
   EXPECT_LE(figures.at("between_tokens_p50_ms"), figures.at("between_tokens_p99_ms"));
   EXPECT_GT(figures.at("output_tokens_per_s"), 0);
+  EXPECT_EQ(figures.at("steps"), 4);
+  EXPECT_GT(figures.at("decode_step_p50_ms"), 0);
+  EXPECT_GT(figures.at("host_step_p50_us"), 0);
+  EXPECT_GE(figures.at("device_idle_share"), 0);
+  EXPECT_LT(figures.at("device_idle_share"), 1);
   EXPECT_NE(json.err.find("memory: weights"), std::string::npos) << json.err;
   const std::string csv = bench("3", "5", "csv").out;
   EXPECT_EQ(csv.substr(0, csv.find(',')), "requests");
   EXPECT_EQ(std::count(csv.begin(), csv.end(), '\n'), 2);
   expect_refused(bench("3", "9999", "md"), {"--input-len is 9999", "8192"});
   expect_refused(bench("0", "5", "md"), {"--requests"});
+}
+
+TEST(Cli, TimesRequestsThatArriveOneByOne) {
+  const std::string trace = ::testing::TempDir() + "fovea_steps.json";
+  std::vector<std::string> command = {"bench",
+                                      "engine",
+                                      kModels + "llama/config.json",
+                                      "--random-weights",
+                                      "7",
+                                      "--requests",
+                                      "12",
+                                      "--input-len",
+                                      "9",
+                                      "--output-len",
+                                      "4",
+                                      "--rate",
+                                      "200",
+                                      "--length-sigma",
+                                      "0.8",
+                                      "--max-requests",
+                                      "2",
+                                      "--overlap",
+                                      "--trace",
+                                      trace,
+                                      "-o",
+                                      "json"};
+  const ProgramResult result = fovea(command);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const nlohmann::json figures = nlohmann::json::parse(result.out);
+  EXPECT_EQ(figures.at("rate"), 200);
+  EXPECT_GT(figures.at("overlapped_steps"), 0);
+  EXPECT_GT(figures.at("steps"), figures.at("overlapped_steps"));
+  std::ifstream file(trace);
+  const nlohmann::json events = nlohmann::json::parse(file).at("traceEvents");
+  std::map<std::string, int64_t> counts;
+  for (const nlohmann::json& event : events) {
+    if (event.at("ph") == "X" && event.at("tid") == 1) ++counts[event.at("name")];
+    if (event.at("ph") == "X") {
+      EXPECT_GE(event.at("dur"), 0) << event;
+    }
+  }
+  for (const char* phase : {"schedule", "enqueue", "wait", "deliver"}) {
+    EXPECT_EQ(counts[phase], figures.at("steps")) << phase;
+  }
+  command.back() = "md";
+  EXPECT_NE(fovea(command).out.find("| host_step_p50_us | "), std::string::npos);
+  command[19] = "/nowhere/steps.json";
+  expect_refused(fovea(command), {"--trace /nowhere/steps.json", "No such file"});
+  command[19] = trace;
+  command[12] = "nan";
+  expect_refused(fovea(command), {"--rate is nan"});
 }
 
 // No weights are generated, so models too large for any machine take no longer than others.
