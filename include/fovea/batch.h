@@ -57,8 +57,7 @@ struct BatchLimits {
 };
 
 // Mask tree. Bit j of token t lets t see new token j of its own request, which has at most 64 new
-// tokens. All tokens before the new ones are visible. Over a window pool, positions are those of
-// tokens after the cached ones: at least kv_len - q_len.
+// tokens. All tokens before the new ones are visible.
 struct TreeMask {
   std::span<const uint64_t> ancestors = {};  // [tokens]
 };

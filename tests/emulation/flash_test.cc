@@ -188,14 +188,6 @@ void add_dims_and_masks(std::vector<AttentionCase>& cases) {
     test.mode = ForwardMode::target_verify;
     test.requests = {{40, 700}, {64, 470}, {40, 40}};
   });
-  // Keys that left the window are read from page 0 and hidden.
-  add("tree_window_pool", 128, [](AttentionCase& test) {
-    test.spec.mask = MaskKind::tree;
-    test.spec.window = 100;
-    test.window_pool = true;
-    test.mode = ForwardMode::target_verify;
-    test.requests = {{40, 700}, {7, 470}, {40, 40}};
-  });
   // For decode: one and two of its row tiles, new keys at the end of a key tile and on both sides
   // of it.
   for (const int32_t drafts : {2, 4, 7}) {

@@ -44,7 +44,7 @@ class Shared {
   gpu::DeviceBuffer device_;
 };
 
-// Trees of random shapes; some nodes are unused.
+// Trees of random shapes, deep ones and flat ones; some nodes are unused.
 struct DraftTree {
   DraftTree(int32_t count, int32_t nodes_each, std::mt19937& random)
       : requests(count),
@@ -56,7 +56,8 @@ struct DraftTree {
       const auto node = static_cast<int32_t>(i) % width;
       tokens[i] = static_cast<int32_t>(random() % 50);
       if (node == 0 || random() % 8 == 0) continue;
-      const int32_t reach = std::min(node, 3);
+      const bool deep = static_cast<int32_t>(i) / width % 2 == 0;
+      const int32_t reach = deep ? std::min(node, 3) : node;
       parents[i] = node - 1 - static_cast<int32_t>(random() % static_cast<uint32_t>(reach));
     }
   }

@@ -150,7 +150,6 @@ void CudaBackend::carve(WorkspaceCarver& workspace, const BatchLimits& limits) {
 }
 
 void CudaBackend::check_batch(const BatchView& batch) const {
-  if (spec().mask == MaskKind::tree) return;  // drafts stand after the tokens before them
   check_argument(batch.positions.empty() || pool() == nullptr || pool()->slot_map().empty(),
                  "positions are given: the layers may then look back to any key, but their pool "
                  "keeps a window of {}",

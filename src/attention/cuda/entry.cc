@@ -51,9 +51,7 @@ void check_rows(const BackendRequest& request, std::vector<Reason>& reasons) {
                        fmt::format("a head of {} {} values has {} bytes, accepted: multiples of {}",
                                    dim, dtype_name(stored), bytes, kRowAlignment)});
   }
-  // Drafts look back no further than the committed tokens' own windows.
-  const bool looks_back = spec.mask != MaskKind::none && spec.mask != MaskKind::tree;
-  if (cached && request.cache.window > 0 && looks_back) {
+  if (cached && request.cache.window > 0 && spec.mask != MaskKind::none) {
     reasons.push_back(
         {RejectCode::window, fmt::format("mask {} needs all keys of a request, a window pool of {} "
                                          "has dropped some",
