@@ -63,6 +63,7 @@ std::string failed_body(const CompletionAnswer& answer) {
 struct ApiServer::Progress {
   Metrics::Clock::time_point arrival = Metrics::Clock::now();
   std::vector<std::optional<Metrics::Clock::time_point>> last;  // per choice
+  size_t ended = 0;                                             // number of choices
 };
 
 asio::awaitable<void> ApiServer::completions(const HttpRequest& request, HttpClient& client) {
@@ -128,7 +129,11 @@ asio::awaitable<void> ApiServer::answer_completion(const CompletionRequest& requ
   }
   while (!answer.finished() && !answer.failure()) {
     std::vector<Inbox::Mail> mail = co_await inbox.take();
-    if (inbox.closed()) co_return;
+    if (inbox.closed()) {
+      for (; progress.ended < progress.last.size(); ++progress.ended)
+        metrics_.count_end(FinishReason::cancelled, Metrics::Clock::now() - progress.arrival);
+      co_return;
+    }
     std::string text;
     for (auto& [choice, event] : mail) {
       count(event, progress, choice);
@@ -166,7 +171,9 @@ void ApiServer::count(const TokenEvent& event, Progress& progress, size_t choice
     }
     last = now;
   }
-  if (event.finish != FinishReason::none) metrics_.count_end(event.finish, now - progress.arrival);
+  if (event.finish == FinishReason::none) return;
+  ++progress.ended;
+  metrics_.count_end(event.finish, now - progress.arrival);
 }
 
 }  // namespace fovea::server

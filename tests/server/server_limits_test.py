@@ -90,6 +90,8 @@ class Limits(Served):
             self.assertEqual(status_of(received), 408)
 
     def test_gone_clients_free_their_pages(self):
+        aborted = 'fovea_requests_total{finish_reason="abort"}'
+        before = self.server.metric(aborted)
         for stream in (False, True):
             connections = []
             for _ in range(4):
@@ -104,6 +106,7 @@ class Limits(Served):
             start = time.monotonic()
             self.server.wait_for_metric("fovea_num_requests_running", 0)
             self.assertLess(time.monotonic() - start, SECONDS / 4)
+        self.server.wait_for_metric(aborted, before + 16)
 
     def test_a_full_queue_refuses(self):
         body = json.dumps(LONG).encode()
