@@ -12,10 +12,6 @@ using nlohmann::json;
 
 constexpr size_t kMaxMessages = 4096;
 
-struct Message {
-  std::string role, text;
-};
-
 // Content is a text, or a list of parts of type "text". URLs of images and files are refused.
 std::string read_content(Fields& message) {
   const std::string param = message.path("content");
@@ -41,7 +37,8 @@ std::string read_content(Fields& message) {
   return text;
 }
 
-Message read_message(const json& value, size_t index) {
+// Returns the message as the chat template gets it.
+json read_message(const json& value, size_t index) {
   const std::string param = fmt::format("messages[{}]", index);
   if (!value.is_object()) refuse(param, "{} is {}, must be an object", param, shown(value));
   Fields message(value, param + ".");
@@ -56,7 +53,10 @@ Message read_message(const json& value, size_t index) {
       refuse(message.path(name), "{} is not supported by this server", message.path(name));
     }
   }
-  return {std::move(role), read_content(message)};
+  json given = json::object();
+  given["role"] = std::move(role);
+  given["content"] = read_content(message);
+  return given;
 }
 
 }  // namespace
@@ -70,24 +70,9 @@ std::vector<int32_t> read_messages(Fields& body, const Engine& engine) {
   if (list->empty() || list->size() > kMaxMessages) {
     refuse("messages", "messages has {} entries, must have 1 to {}", list->size(), kMaxMessages);
   }
-  ChatPrompt prompt;
-  bool has_user = false;
-  for (size_t i = 0; i < list->size(); ++i) {
-    Message message = read_message((*list)[i], i);
-    if (message.role == "system" && i == 0) {
-      prompt.system = std::move(message.text);
-    } else if (message.role == "user" && !has_user) {
-      prompt.user = std::move(message.text);
-      has_user = true;
-    } else {
-      refuse(fmt::format("messages[{}]", i),
-             "messages[{}] has role {}: this server's chat formats take one user message, with an "
-             "optional system message before it",
-             i, message.role);
-    }
-  }
-  if (!has_user) refuse("messages", "messages has no message of role user");
-  return engine.encode_chat(prompt);
+  json messages = json::array();
+  for (size_t i = 0; i < list->size(); ++i) messages.push_back(read_message((*list)[i], i));
+  return engine.encode_conversation({.messages = messages.dump()});
 }
 
 }  // namespace fovea::server

@@ -28,7 +28,6 @@ struct RefusedField {
 };
 constexpr RefusedField kRefused[] = {
     {"suffix", R"([""])"},
-    {"response_format", R"([{"type": "text"}])"},
     {"tools", "[[]]"},
     {"tool_choice", R"(["none", "auto"])"},
     {"functions", "[[]]"},

@@ -48,6 +48,7 @@ constexpr std::string_view kPage = R"page(<!doctype html>
 <script>
 const byId = (id) => document.getElementById(id);
 let running = null;
+const messages = [];
 
 function headers() {
   const all = {"content-type": "application/json"};
@@ -92,6 +93,7 @@ async function* serverEvents(response) {
 
 async function ask(prompt) {
   addTurn("user", prompt);
+  messages.push({role: "user", content: prompt});
   const answer = addTurn("assistant", "");
   running = new AbortController();
   byId("send").disabled = true;
@@ -101,7 +103,7 @@ async function ask(prompt) {
     const response = await fetch("/v1/chat/completions", {
       method: "POST", headers: headers(), signal: running.signal,
       body: JSON.stringify({
-        messages: [{role: "user", content: prompt}], stream: true,
+        messages, stream: true,
         temperature: Number(byId("temperature").value), max_tokens: Number(byId("limit").value),
       }),
     });
@@ -120,6 +122,11 @@ async function ask(prompt) {
     }
   } catch (error) {
     if (error.name !== "AbortError") addTurn("error", error.message);
+  }
+  if (answer.textContent) {
+    messages.push({role: "assistant", content: answer.textContent});
+  } else {
+    messages.pop();
   }
   running = null;
   byId("send").disabled = false;

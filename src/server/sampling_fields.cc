@@ -5,6 +5,7 @@
 #include <charconv>
 #include <limits>
 
+#include "fovea/error.h"
 #include "server/api_error.h"
 
 namespace fovea::server {
@@ -92,12 +93,43 @@ int64_t read_max_tokens(Fields& body, const Engine& engine, CompletionRequest& r
   return std::max<int64_t>(1, given.value_or(fallback));
 }
 
+// Returns the JSON schema of response_format, or an empty text for any text.
+std::string read_schema(Fields& body, const Engine& engine) {
+  const json* const given = body.find("response_format");
+  if (given == nullptr) return {};
+  if (!given->is_object()) {
+    refuse("response_format", "response_format is {}, must be an object", shown(*given));
+  }
+  Fields format(*given, "response_format.");
+  const std::string type = format.text("type", 64).value_or("");
+  if (type == "text") return {};
+  std::string schema = R"({"type":"object"})";
+  if (type == "json_schema") {
+    const json* const named = format.find("json_schema");
+    const json* const found =
+        named != nullptr && named->is_object() ? Fields(*named).find("schema") : nullptr;
+    if (found == nullptr) {
+      refuse("response_format.json_schema", "response_format.json_schema.schema is missing");
+    }
+    schema = found->dump();
+  } else if (type != "json_object") {
+    refuse("response_format.type", "response_format.type must be text, json_object or json_schema");
+  }
+  try {
+    engine.check({.tokens = {0}, .sampling = {.json_schema = schema}});
+  } catch (const Error& error) {
+    refuse("response_format", "{}", error.what());
+  }
+  return schema;
+}
+
 void read_ends(Fields& body, const Engine& engine, CompletionRequest& request) {
   SamplingParams& sampling = request.sampling;
   const int64_t max_tokens = read_max_tokens(body, engine, request);
   sampling.max_new_tokens = static_cast<int32_t>(max_tokens);
   sampling.min_tokens = static_cast<int32_t>(body.integer("min_tokens", 0, max_tokens).value_or(0));
   sampling.ignore_eos = body.boolean("ignore_eos").value_or(false);
+  sampling.json_schema = read_schema(body, engine);
   sampling.stop = read_stops(body);
   if (!sampling.stop.empty() && !engine.has_text()) {
     refuse("stop", "stop needs a tokenizer, which this model's folder does not have");

@@ -118,7 +118,10 @@ TEST(CompletionBody, OtherFieldsOutOfRangeAreNamed) {
       {"add_special_tokens", {"1"}, {"true", "false"}},
       {"suffix", {"\"x\"", "1"}, {"\"\"", "null"}},
       {"tools", {"[1]", "{}"}, {"[]", "null"}},
-      {"response_format", {R"({"type": "json_object"})", "1"}, {R"({"type": "text"})", "null"}},
+      {"response_format",
+       {"1", "[]"},
+       {R"({"type": "text"})", R"({"type": "json_object"})", "null",
+        R"({"type": "json_schema", "json_schema": {"schema": {"type": "integer"}}})"}},
       {"chat_template", {"\"{{ x }}\"", "\"\""}, {"null"}},
       {"use_beam_search", {"true"}, {"false"}},
       {"prompt_embeds", {"\"x\""}, {"null"}},
@@ -139,6 +142,14 @@ TEST(CompletionBody, OtherFieldsOutOfRangeAreNamed) {
 }
 
 TEST(CompletionBody, NestedFieldsAreNamedByTheirPath) {
+  for (const auto& [format, param] : std::vector<std::pair<std::string, std::string>>{
+           {R"({"type": "xml"})", "response_format.type"},
+           {R"({"type": "json_schema"})", "response_format.json_schema"},
+           {R"({"type": "json_schema", "json_schema": {"schema": {"type": "frog"}}})",
+            "response_format"}}) {
+    expect_refused(Dialect::completions, body_with(Dialect::completions, "response_format", format),
+                   param);
+  }
   expect_refused(Dialect::completions,
                  body_with(Dialect::completions, "stream_options", R"({"include_usage": 1})"),
                  "stream_options.include_usage");
@@ -189,7 +200,7 @@ TEST(CompletionBody, ChatsNameTheMessage) {
            {R"([{"role": "user"}])", "messages[0].content"},
            {R"([{"role": "user", "content": 1}])", "messages[0].content"},
            {R"([{"role": 1, "content": "a"}])", "messages[0].role"},
-           {R"([{"role": "tool", "content": "a"}])", "messages[0].role"},
+           {R"([{"role": "robot", "content": "a"}])", "messages[0].role"},
            {R"([{"content": "a"}])", "messages[0].role"},
            {R"([{"role": "user", "content": [1]}])", "messages[0].content[0]"},
            {R"([{"role": "user", "content": [{"type": "image_url",

@@ -171,6 +171,26 @@ class Answers(Served):
         tokens = self.server.post("/tokenize", {"messages": self.chat()["messages"]})
         self.assertEqual(tokens["count"], answer["usage"]["prompt_tokens"])
 
+    def test_conversations(self):
+        """Earlier turns are a part of the prompt, and cached."""
+        messages = [{"role": "user", "content": "Who was Noah?"}, {"role": "assistant", "content": "A man."},
+                    {"role": "user", "content": "And his sons?"}]
+        counts = [self.server.post("/tokenize", {"messages": messages[:n]})["count"] for n in (1, 3)]
+        self.assertGreater(counts[1], counts[0] + 10)
+        answer = self.server.post("/v1/chat/completions", self.chat(messages=messages))
+        self.assertEqual(answer["usage"]["prompt_tokens"], counts[1])
+
+    def test_json_answers(self):
+        schema = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"],
+                  "additionalProperties": False}
+        answer = self.server.post("/v1/chat/completions", self.chat(max_tokens=60, response_format={
+            "type": "json_schema", "json_schema": {"name": "n", "schema": schema}}))
+        choice = answer["choices"][0]
+        if choice["finish_reason"] == "stop":
+            self.assertIsInstance(json.loads(choice["message"]["content"])["age"], int)
+        else:
+            self.assertRegex(choice["message"]["content"], r'^\s*{\s*"age"\s*:\s*-?[0-9]*')
+
     def test_streamed_chat(self):
         whole = self.server.post("/v1/chat/completions", self.chat())
         *events, end = self.server.stream("/v1/chat/completions", self.chat(n=2))
