@@ -187,7 +187,6 @@ void add_bench(CLI::App& program) {
     run(*flags);
   });
   add_bench_engine(*command);
-  add_bench_products(*command);
 }
 
 }  // namespace fovea::cli

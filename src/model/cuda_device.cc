@@ -56,7 +56,6 @@ class CudaDevice final : public ModelDevice {
   explicit CudaDevice(const CudaDeviceOptions& options)
       : context_(options.index),
         kernels_(context_.info().sm, cuda::kernel_store()),
-        row_invariant_(options.row_invariant),
         products_(options.row_invariant, options.max_rows) {}
   ~CudaDevice() override { context_.bind_to_free(); }
 
@@ -79,7 +78,6 @@ class CudaDevice final : public ModelDevice {
   std::shared_ptr<std::byte> allocate(size_t bytes) override;
 
   void linear(const Linear& weights, Rows x, Rows out, int64_t rows) override;
-  bool gated_linear(const MlpParts& parts, Rows x, Rows out, int64_t rows) override;
   void residual(const ResidualStep& step) override;
   void prepare_heads(const HeadSteps& steps, HeadRows x, int64_t rows, int32_t heads, int32_t dim,
                      const int32_t* positions) override;
@@ -104,15 +102,10 @@ class CudaDevice final : public ModelDevice {
 
  private:
   void copy_in(std::byte* to, const StoredTensor& tensor);
-  bool serves_skinny(const Linear& weights, const cuda::SkinnyGemmParams& params) const {
-    return !row_invariant_ && weights.dtype == DType::bf16 && !weights.is_kn &&
-           cuda::SkinnyProducts::serves(params);
-  }
 
   gpu::Context context_;
   gpu::OwnedStream stream_;
   CudaLayerKernels kernels_;
-  bool row_invariant_;
   gpu::MatrixProducts products_;
   // Key: the address in the mapped file, or the tensor whose values are generated.
   std::map<const void*, gpu::DeviceBuffer> matrices_;
@@ -187,8 +180,6 @@ std::shared_ptr<std::byte> CudaDevice::allocate(size_t bytes) {
   return {buffer, buffer->data<std::byte>()};
 }
 
-// Few rows need the bytes of the weights only. Products in which all numbers of rows shall have the
-// same bits are cuBLASLt's.
 void CudaDevice::linear(const Linear& weights, Rows x, Rows out, int64_t rows) {
   if (weights.n == 1) {
     const cuda::SingleColumnParams params{
@@ -205,8 +196,6 @@ void CudaDevice::linear(const Linear& weights, Rows x, Rows out, int64_t rows) {
     };
     return kernels_.ops.single_column(params, stream());
   }
-  const cuda::SkinnyGemmParams skinny = skinny_params(weights, x, out, rows);
-  if (serves_skinny(weights, skinny)) return kernels_.skinny.run(skinny, stream());
   gpu::MatmulParams params;
   params.x = x.data;
   params.weight = weights.weight;
@@ -220,20 +209,12 @@ void CudaDevice::linear(const Linear& weights, Rows x, Rows out, int64_t rows) {
   params.rows = static_cast<int32_t>(rows);
   params.n = weights.n;
   params.k = weights.k;
-  params.bias = bias_of(weights, out.dtype);
+  if (weights.bias != nullptr) {
+    const size_t rounded =
+        out.dtype == DType::f32 ? 0 : aligned(static_cast<size_t>(weights.n) * sizeof(float));
+    params.bias = reinterpret_cast<const std::byte*>(weights.bias) + rounded;
+  }
   products_.run(params, stream());
-}
-
-bool CudaDevice::gated_linear(const MlpParts& parts, Rows x, Rows out, int64_t rows) {
-  if (parts.up || parts.alternates) return false;
-  cuda::SkinnyGemmParams skinny = skinny_params(parts.gate, x, out, rows);
-  skinny.n = skinny.up_offset = parts.width();
-  skinny.activation = static_cast<int32_t>(parts.activation);
-  skinny.alpha = parts.bounds.alpha;
-  skinny.limit = parts.bounds.limit;
-  if (!serves_skinny(parts.gate, skinny)) return false;
-  kernels_.skinny.run(skinny, stream());
-  return true;
 }
 
 void CudaDevice::residual(const ResidualStep& step) {

@@ -4,27 +4,17 @@
 
 #include "kernels/cuda/portable/expert_gemm/launch.h"
 #include "kernels/cuda/portable/layer_ops/launch.h"
-#include "kernels/cuda/portable/skinny_gemm/launch.h"
 #include "model/device.h"
 
 namespace fovea {
 
 struct CudaLayerKernels {
   // Loads the kernels for the current GPU. Throws as kernels::cuda::Kernel does.
-  CudaLayerKernels(int sm, gpu::KernelStore& store)
-      : ops(sm, store), expert_gemm(sm, store), skinny(sm, store) {}
+  CudaLayerKernels(int sm, gpu::KernelStore& store) : ops(sm, store), expert_gemm(sm, store) {}
 
   kernels::cuda::LayerOps ops;
   kernels::cuda::ExpertGemm expert_gemm;
-  kernels::cuda::SkinnyProducts skinny;
 };
-
-// Returns the bias in the type of the output: vectors are placed in f32, then in bf16.
-const void* bias_of(const Linear& weights, DType out);
-
-// Describes out = x weights^T + bias, see ModelDevice::linear.
-kernels::cuda::SkinnyGemmParams skinny_params(const Linear& weights, Rows x, Rows out,
-                                              int64_t rows);
 
 // Enqueues out[r, i] = activation(gate) * up, see ModelDevice::gated_activation.
 void launch_gated_activation(const kernels::cuda::LayerOps& ops, const MlpParts& parts, Rows in,

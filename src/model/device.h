@@ -142,13 +142,6 @@ class ModelDevice {
   virtual std::shared_ptr<std::byte> allocate(size_t bytes) = 0;
 
   virtual void linear(const Linear& weights, Rows x, Rows out, int64_t rows) = 0;
-  // Computes out = activation(gate(x)) * up(x) at once. Returns false, and does nothing, if the
-  // device has no such operation for these weights and rows; the caller then computes the product
-  // and gated_activation().
-  virtual bool gated_linear(const MlpParts& parts, Rows x, Rows out, int64_t rows) {
-    (void)parts, (void)x, (void)out, (void)rows;
-    return false;
-  }
   virtual void residual(const ResidualStep& step) = 0;
   // Applies the steps to x [rows, heads, dim] in place. positions: [rows], may be null if no step
   // needs them. On a GPU, heads of more than 2048 dims support the norm only; other steps throw

@@ -95,11 +95,9 @@ MlpBuffers mlp_buffers(const MlpParts& parts, Arena& arena, int64_t rows) {
 
 void apply_mlp(const MlpParts& parts, ModelDevice& device, const MlpBuffers& buffers, Rows x,
                Rows out, int64_t rows) {
-  if (!device.gated_linear(parts, x, buffers.activated, rows)) {
-    device.linear(parts.gate, x, buffers.hidden, rows);
-    if (parts.up) device.linear(parts.up, x, from_column(buffers.hidden, parts.width()), rows);
-    device.gated_activation(parts, buffers.hidden, buffers.activated, rows);
-  }
+  device.linear(parts.gate, x, buffers.hidden, rows);
+  if (parts.up) device.linear(parts.up, x, from_column(buffers.hidden, parts.width()), rows);
+  device.gated_activation(parts, buffers.hidden, buffers.activated, rows);
   device.linear(parts.down, buffers.activated, out, rows);
 }
 

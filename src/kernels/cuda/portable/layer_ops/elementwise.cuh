@@ -22,8 +22,24 @@ struct GatedConfig {
   static constexpr int kBlocksPerSm = 1;
   static constexpr KernelTraits kTraits = kElementTraits;
 
+  __device__ static float activate(const Params& params, float gate, float up) {
+    switch (params.activation) {
+      case kSilu:
+        return gate * sigmoid_of(gate) * up;
+      case kGeluTanh: {
+        constexpr float kSqrt2OverPi = 0.79788456f;
+        return 0.5f * gate * (1 + tanhf(kSqrt2OverPi * (gate + 0.044715f * gate * gate * gate))) *
+               up;
+      }
+      default: {
+        const float g = fminf(gate, params.limit);
+        const float u = fminf(fmaxf(up, -params.limit), params.limit);
+        return (u + 1) * (g * sigmoid_of(params.alpha * g));
+      }
+    }
+  }
+
   __device__ static void run(const Params& params) {
-    wait_and_allow_next();
     const int64_t count = params.rows * params.dim;
     for (int64_t i = first_element(); i < count; i += element_step()) {
       const int64_t row = i / params.dim;
@@ -32,7 +48,7 @@ struct GatedConfig {
       const float gate = from_bf16(static_cast<const uint16_t*>(params.gate)[in]);
       const float up = from_bf16(static_cast<const uint16_t*>(params.up)[in]);
       static_cast<uint16_t*>(params.out)[row * params.out_stride + column] =
-          to_bf16(gated_value(params.activation, params.alpha, params.limit, gate, up));
+          to_bf16(activate(params, gate, up));
     }
   }
 };
@@ -43,7 +59,6 @@ struct SigmoidGateConfig {
   static constexpr KernelTraits kTraits = kElementTraits;
 
   __device__ static void run(const Params& params) {
-    wait_and_allow_next();
     const int64_t count = static_cast<int64_t>(params.rows) * params.heads * params.dim;
     for (int64_t i = first_element(); i < count; i += element_step()) {
       const int64_t dim = i % params.dim;
@@ -71,7 +86,6 @@ struct GatherConfig {
   static constexpr KernelTraits kTraits = kElementTraits;
 
   __device__ static void run(const Params& params) {
-    wait_and_allow_next();
     const int64_t count = static_cast<int64_t>(params.rows) * params.dim;
     for (int64_t i = first_element(); i < count; i += element_step()) {
       const int64_t row = i / params.dim;
@@ -108,7 +122,6 @@ struct SoftCapConfig {
   static constexpr KernelTraits kTraits = kElementTraits;
 
   __device__ static void run(const Params& params) {
-    wait_and_allow_next();
     for (int64_t i = first_element(); i < params.count; i += element_step()) {
       params.x[i] = params.cap * tanhf(params.x[i] / params.cap);
     }

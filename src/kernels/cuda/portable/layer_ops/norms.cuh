@@ -21,9 +21,6 @@ struct ResidualConfig {
   // A thread accesses the same columns in every step, so x needs no barrier.
   __device__ static void run(const Params& params) {
     __shared__ float shared[kThreads / 32];
-    // A product follows, which reads only weights before it waits for this kernel.
-    allow_next_kernel();
-    wait_for_previous_kernel();
     const int64_t row = blockIdx.x;
     float* const x = params.x + row * params.dim;
     if (params.branch) {
@@ -103,7 +100,6 @@ struct HeadsConfig {
 
   __device__ static void run(const Params& params) {
     extern __shared__ float heads[];
-    wait_and_allow_next();
     const int64_t item = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
     const int64_t row = item / params.heads;
     if (row >= params.rows) return;
