@@ -55,8 +55,8 @@ python: configure ## the Python wheel, in build/wheel, installed into a new envi
 VLLM_VENV ?= $(CACHE)/fovea/vllm-venv
 test-vllm: python ## vLLM on a CPU with Fovea's attention, in an environment of 7 GB (PYTEST=options)
 	tools/vllm_venv.sh $(VLLM_VENV)
-	tools/vllm_sources.sh 0.24.0
-	tools/vllm_sources.sh 0.33.0
+	tools/wheel_sources.sh vllm 0.24.0
+	tools/wheel_sources.sh vllm 0.33.0
 	$(VLLM_VENV)/bin/python -m pip install --quiet --force-reinstall --no-deps $(BUILD)/wheel/fovea-*.whl
 	cd python/tests_vllm && $(VLLM_VENV)/bin/python -m pytest --quiet -p no:logging $(PYTEST)
 

@@ -3,16 +3,16 @@
 
 import ast
 import json
-import os
 from pathlib import Path
 
 import pytest
-from signatures import differences, read_contract
+from signatures import read_contract
+from wheel_contract import CACHE, check_arguments, differences, find_method, missing_imports
 
 HERE = Path(__file__).parent
 PLUGIN = HERE.parent / "fovea" / "vllm"
-# tools/vllm_sources.sh puts them there.
-SOURCES = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fovea" / "vllm-sources"
+# tools/wheel_sources.sh vllm puts them there.
+SOURCES = CACHE / "vllm-sources"
 VERSIONS = sorted(path.stem for path in (HERE / "contract").glob("*.json"))
 
 
@@ -24,7 +24,7 @@ def _contract(version: str) -> dict[str, list[str] | None]:
 def test_supported_versions(version):
     folder = SOURCES / version
     if not folder.exists():
-        pytest.skip(f"{folder} is missing: tools/vllm_sources.sh {version}")
+        pytest.skip(f"{folder} is missing: tools/wheel_sources.sh vllm {version}")
     assert differences(_contract(version), read_contract(folder)) == []
 
 
@@ -43,32 +43,10 @@ def test_imports_exist(version):
     """The names that the plug-in and its tests import from vLLM are in the modules of each version."""
     folder = SOURCES / version
     if not folder.exists():
-        pytest.skip(f"{folder} is missing: tools/vllm_sources.sh {version}")
+        pytest.skip(f"{folder} is missing: tools/wheel_sources.sh vllm {version}")
     others = {f"v{other.rsplit('.', 1)[0].replace('.', '_')}.py" for other in VERSIONS if other != version}
-    missing = []
-    for file in sorted(PLUGIN.glob("*.py")):
-        if file.name in others:
-            continue
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "vllm":
-                known = _names(folder, node.module)
-                missing += [f"{file.name}: {node.module}.{item.name}" for item in node.names if item.name not in known]
+    missing = missing_imports(PLUGIN, folder, "vllm", others)
     assert missing == []
-
-
-def _names(folder: Path, module: str) -> set[str]:
-    """Returns what a module defines or imports at its top level, and its submodules."""
-    path = folder.joinpath(*module.split("."))
-    names = {item.stem for item in path.glob("*")} if path.is_dir() else set()
-    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.ClassDef | ast.FunctionDef):
-            names.add(node.name)
-        elif isinstance(node, ast.ImportFrom | ast.Import):
-            names |= {item.asname or item.name for item in node.names}
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
-    return names
 
 
 # The plug-in's functions that vLLM calls, and the functions of vLLM whose arguments they get.
@@ -89,23 +67,8 @@ _CALLED = {
 @pytest.mark.parametrize("ours", _CALLED, ids=lambda pair: pair[1])
 def test_functions_take_what_vllm_gives(version, ours):
     expected = _contract(version)[f"vllm/v1/attention/backend.py: {_CALLED[ours]}"]
-    arguments = _function(*ours).args
-    named = [item.arg for item in [*arguments.posonlyargs, *arguments.args]]
-    for index, parameter in enumerate(expected):
-        name = parameter.rstrip("=")
-        if index < len(named):
-            assert named[index] == name, f"argument {index} is {named[index]}, vLLM {version} gives {name}"
-        else:
-            assert arguments.kwarg, f"vLLM {version} gives {name}"
-    required = len(named) - len(arguments.defaults)
-    assert required <= len(expected)
-
-
-def _function(file: str, name: str) -> ast.FunctionDef:
-    cls, function = name.split(".")
-    tree = ast.parse((PLUGIN / file).read_text())
-    node = next(item for item in tree.body if isinstance(item, ast.ClassDef) and item.name == cls)
-    return next(item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == function)
+    file, name = ours
+    check_arguments(find_method(PLUGIN / file, name).args, expected, f"vLLM {version}")
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -7,12 +7,15 @@ import fovea.vllm.mha as mha
 import pytest
 import torch
 from engines import model_folder
-from fovea.vllm import counters, layer_group, v0_24, v0_33
+from fovea.serving import layer_group
+from fovea.vllm import counters, v0_24, v0_33
 from fovea.vllm.metadata import MetadataBuilder
-from layers import BLOCK, BLOCKS, Pass, Request, add_layer, attention, make_impl
+from layers import BLOCK, BLOCKS, Pass, Request, add_layer, make_impl
 from vllm.config import CUDAGraphMode
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.kv_cache_interface import CrossAttentionSpec, EncoderOnlyAttentionSpec, FullAttentionSpec
+
+from attention import attention
 
 HEADS, KV_HEADS, DIM, SCALE = 4, 2, 64, 0.125
 MIXED = [Request(1, 45), Request(20, 20), Request(7, 100), Request(1, 1)]

@@ -5,9 +5,11 @@ import pytest
 import torch
 from engines import model_folder
 from fovea.vllm.mla import MlaImpl, MlaMetadataBuilder
-from layers import BLOCK, BLOCKS, Pass, Request, add_layer, attention, make_impl
+from layers import BLOCK, BLOCKS, Pass, Request, add_layer, make_impl
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.kv_cache_interface import MLAAttentionSpec
+
+from attention import attention
 
 HEADS, NOPE, ROPE, V_DIM, RANK, SCALE = 4, 32, 16, 32, 64, 0.144
 

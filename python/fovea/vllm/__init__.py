@@ -12,7 +12,7 @@ FOVEA_VLLM_OVERRIDE names backends of vLLM that Fovea replaces, separated by com
 docs/vllm.md lists versions, settings and every case that is refused.
 """
 
-from fovea.vllm.counters import Counters, counters
+from fovea.serving.counters import Counters, counters
 from fovea.vllm.plugin import register
 
 __all__ = ["Counters", "counters", "register"]

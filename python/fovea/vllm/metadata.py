@@ -17,9 +17,9 @@ from vllm.v1.attention.backend import (
 from vllm.v1.kv_cache_interface import CrossAttentionSpec, EncoderOnlyAttentionSpec
 
 import fovea
+from fovea.serving.layer_group import LayerGroup
 from fovea.torch import consecutive
-from fovea.vllm.layer_group import LayerGroup
-from fovea.vllm.specs import batch_limits
+from fovea.vllm.specs import batch_limits, wish
 
 logger = init_logger(f"vllm.plugins.{__name__}")  # below "vllm", whose handlers and level it then has
 
@@ -203,7 +203,7 @@ class MetadataBuilder(AttentionMetadataBuilder[Metadata]):
         for (spec, cache), layers in members.items():
             caches = [] if cache is None else [layer.impl.caches(layer) for layer in layers]
             several = None if cache is None else cache.replace(layers=len(layers))
-            group = LayerGroup(spec, several, caches, self.limits, self.device)
+            group = LayerGroup(spec, several, caches, self.limits, self.device, wish=wish())
             logger.info("Fovea: %d layers from %s on: %s", len(layers), layers[0].layer_name, group.description)
             for index, layer in enumerate(layers):
                 layer.impl.prepare(layer)

@@ -9,12 +9,13 @@ from vllm.config import get_current_vllm_config
 from vllm.v1.attention.backend import AttentionBackend, AttentionImpl, AttentionType
 
 import fovea
+from fovea.serving.counters import counters
+from fovea.serving.layer_group import take_workspace
+from fovea.serving.specs import cache_dtype, cache_scale, typed_cache
 from fovea.torch import dtype_name, write_kv
 from fovea.torch.dtypes import indexed_device
 from fovea.vllm import specs
 from fovea.vllm.contract import MhaCache
-from fovea.vllm.counters import counters
-from fovea.vllm.layer_group import take_workspace
 from fovea.vllm.metadata import Metadata, MetadataBuilder
 from fovea.vllm.validation import mha_reasons
 
@@ -98,7 +99,7 @@ class MhaImpl(AttentionImpl[Metadata]):
         self._sinks = sinks
         self._sinks_f32: torch.Tensor | None = None
         config = get_current_vllm_config()
-        device = config.device_config.device
+        device = indexed_device(torch.device(config.device_config.device))
         self._alibi = None
         if alibi_slopes is not None:
             self._alibi = torch.tensor(alibi_slopes, dtype=torch.float32, device=device)
@@ -117,15 +118,17 @@ class MhaImpl(AttentionImpl[Metadata]):
                 has_alibi=alibi_slopes is not None,
             ),
         )
-        self._cache_dtype = specs.cache_dtype(kv_cache_dtype, torch.get_default_dtype())
+        self._cache_dtype = cache_dtype(kv_cache_dtype, torch.get_default_dtype())
         self._cache = fovea.KvCacheSpec(
             dtype=self._cache_dtype,
-            scale=specs.cache_scale(self._cache_dtype),
+            scale=cache_scale(self._cache_dtype),
             kv_heads=self.num_kv_heads,
             head_dim=head_size,
             page_size=config.cache_config.block_size or 16,
         )
-        take_workspace(self._spec, self._cache, specs.batch_limits(config), indexed_device(torch.device(device)))
+        take_workspace(
+            self._spec, self._cache, specs.batch_limits(config), indexed_device(torch.device(device)), specs.wish()
+        )
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
         if self._sinks is not None:
@@ -137,13 +140,11 @@ class MhaImpl(AttentionImpl[Metadata]):
         if scope == "encoder":
             return spec, None
         k = self.caches(layer)[0]
-        return spec, self._cache.replace(
-            page_size=k.shape[1], scale=specs.cache_scale(self._cache_dtype, layer._k_scale)
-        )
+        return spec, self._cache.replace(page_size=k.shape[1], scale=cache_scale(self._cache_dtype, layer._k_scale))
 
     def caches(self, layer: Any) -> tuple[torch.Tensor, ...]:
         """Returns the layer's cache as (k, v) [pages, page_size, kv_heads, head_dim], with scales if it is fp8."""
-        k, v = MhaCache.views(specs.typed_cache(layer.kv_cache, self.kv_cache_dtype), self.head_size)
+        k, v = MhaCache.views(typed_cache(layer.kv_cache, self.kv_cache_dtype), self.head_size)
         if k.dtype not in (torch.float8_e4m3fn, torch.float8_e5m2):
             return k, v
         return k, v, layer._k_scale.reshape(-1), layer._v_scale.reshape(-1)

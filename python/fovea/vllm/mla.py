@@ -15,10 +15,11 @@ from vllm.config import get_current_vllm_config
 from vllm.v1.attention.backend import AttentionBackend, AttentionType, MLAAttentionImpl
 
 import fovea
+from fovea.serving.layer_group import take_workspace
+from fovea.serving.specs import cache_dtype, mla_cache_spec, mla_spec, typed_cache
 from fovea.torch.dtypes import indexed_device
 from fovea.vllm import specs
 from fovea.vllm.contract import MlaCache
-from fovea.vllm.layer_group import take_workspace
 from fovea.vllm.metadata import Metadata, MetadataBuilder
 from fovea.vllm.validation import mla_reasons
 
@@ -115,15 +116,11 @@ class MlaImpl(MLAAttentionImpl[MlaMetadata]):
         widths = fovea.MlaSpec(
             kv_lora_rank=kv_lora_rank, rope_dim=qk_rope_head_dim, nope_dim=qk_nope_head_dim, v_dim=v_head_dim
         )
-        self._spec = specs.mla_spec(
-            widths, num_heads, self.scale, dtype, batch_invariant=bool(envs.VLLM_BATCH_INVARIANT)
-        )
-        self._cache = specs.mla_cache_spec(
-            widths, specs.cache_dtype(kv_cache_dtype, dtype), config.cache_config.block_size or 64
-        )
+        self._spec = mla_spec(widths, num_heads, self.scale, dtype, batch_invariant=bool(envs.VLLM_BATCH_INVARIANT))
+        self._cache = mla_cache_spec(widths, cache_dtype(kv_cache_dtype, dtype), config.cache_config.block_size or 64)
         self._weights: tuple[torch.Tensor, torch.Tensor] | None = None
         device = indexed_device(torch.device(config.device_config.device))
-        take_workspace(self._spec, self._cache, specs.batch_limits(config), device)
+        take_workspace(self._spec, self._cache, specs.batch_limits(config), device, specs.wish())
 
     def needs(self, layer: Any, scope: str) -> tuple[fovea.AttentionSpec, fovea.KvCacheSpec]:
         """Returns the specs of the layer, with a cache of one layer."""
@@ -131,7 +128,7 @@ class MlaImpl(MLAAttentionImpl[MlaMetadata]):
 
     def caches(self, layer: Any) -> tuple[torch.Tensor, ...]:
         """Returns the layer's cache as (rows,) [pages, page_size, row_dim], with the scale if it is fp8."""
-        rows = MlaCache.rows(specs.typed_cache(layer.kv_cache, self.kv_cache_dtype))
+        rows = MlaCache.rows(typed_cache(layer.kv_cache, self.kv_cache_dtype))
         if self._cache.scale == fovea.KvScale.none:
             return (rows,)
         return rows, layer._k_scale.reshape(-1)

@@ -7,6 +7,7 @@ from typing import Any
 from vllm.config import get_current_vllm_config
 
 import fovea
+from fovea.serving.specs import cache_dtype, cache_scale, mla_cache_spec, mla_spec, reasons
 from fovea.torch import dtype_name
 from fovea.vllm import specs
 
@@ -47,7 +48,7 @@ def mha_reasons(scopes: Mapping[str, str], options: Mapping[str, Any]) -> list[s
         return [*found, f"attention type {options['attn_type']} is not supported"]
     q_heads, kv_heads = specs.head_counts(get_current_vllm_config())
     try:
-        dtype = specs.cache_dtype(options["kv_cache_dtype"], options["dtype"])
+        dtype = cache_dtype(options["kv_cache_dtype"], options["dtype"])
         spec = fovea.AttentionSpec(
             scope="cross" if options.get("use_non_causal") and scope == "decoder" else scope,
             q_heads=q_heads,
@@ -60,12 +61,12 @@ def mha_reasons(scopes: Mapping[str, str], options: Mapping[str, Any]) -> list[s
         )
         cache = fovea.KvCacheSpec(
             dtype=dtype,
-            scale="per_head" if options["use_per_head_quant_scales"] else specs.cache_scale(dtype),
+            scale="per_head" if options["use_per_head_quant_scales"] else cache_scale(dtype),
             kv_heads=kv_heads,
             head_dim=options["head_size"],
             page_size=options["block_size"] or 16,
         )
-        return found + specs.reasons(spec, cache, specs.device_of_platform(options["device_capability"]))
+        return found + reasons(spec, cache, specs.device_of_platform(options["device_capability"]), specs.wish())
     except (NotImplementedError, TypeError, fovea.Error) as error:
         return [*found, str(error)]
 
@@ -84,16 +85,16 @@ def mla_reasons(options: Mapping[str, Any]) -> list[str]:
         v_dim=model.v_head_dim,
     )
     try:
-        dtype = specs.cache_dtype(options["kv_cache_dtype"], options["dtype"])
-        spec = specs.mla_spec(
+        dtype = cache_dtype(options["kv_cache_dtype"], options["dtype"])
+        spec = mla_spec(
             widths,
             specs.head_counts(config)[0],
             0,
             options["dtype"],
             batch_invariant=bool(options.get("use_batch_invariant")),
         )
-        cache = specs.mla_cache_spec(widths, dtype, options["block_size"] or 64)
-        return found + specs.reasons(spec, cache, specs.device_of_platform(options["device_capability"]))
+        cache = mla_cache_spec(widths, dtype, options["block_size"] or 64)
+        return found + reasons(spec, cache, specs.device_of_platform(options["device_capability"]), specs.wish())
     except (NotImplementedError, TypeError, fovea.Error) as error:
         return [*found, str(error)]
 

@@ -1,44 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers of vLLM that share one Fovea backend."""
+"""Layers of a serving engine that share one Fovea backend."""
 
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
 import fovea
+from fovea.serving.counters import counters
 from fovea.torch import device_name
 from fovea.torch.lasting import thread_pool
-from fovea.vllm.counters import counters
-from fovea.vllm.specs import wish
 
-if TYPE_CHECKING:
-    from fovea.vllm.metadata import Metadata
-
-# Workspaces without a group. Layers of one spec take one when they are made, so that vLLM counts it before it gives the
-# rest of the memory to the cache. Groups return theirs: vLLM makes and drops some while it profiles.
+# Workspaces without a group. An engine that sizes its caches by the memory that is left takes one when it makes a
+# layer. Groups return theirs: engines make and drop some while they profile.
 _free_workspaces: dict[tuple[fovea.AttentionSpec, torch.device], list[torch.Tensor]] = {}
 
 
+class Pass(Protocol):
+    """One forward pass of an engine. A group plans it anew when it sees another object."""
+
+    def batch(self, group: "LayerGroup") -> fovea.Batch:
+        """Returns the pass as the group's backend takes it."""
+
+
 def select(
-    spec: fovea.AttentionSpec, cache: fovea.KvCacheSpec | None, limits: fovea.BatchLimits, device: torch.device
+    spec: fovea.AttentionSpec,
+    cache: fovea.KvCacheSpec | None,
+    limits: fovea.BatchLimits,
+    device: torch.device,
+    wish: str,
 ) -> fovea.Selection:
     """Selects the backend of a group. Raises fovea.Error "unsupported" with every reason if there is none."""
     name = device_name(device)
-    return fovea.select(spec, cache, limits=limits, device=name, threads=_threads(name), backend=wish())
+    return fovea.select(spec, cache, limits=limits, device=name, threads=_threads(name), backend=wish)
 
 
 def _threads(device: str) -> fovea.ThreadPool | None:
-    """Returns as many threads as torch has now: vLLM chooses their number on a CPU."""
+    """Returns as many threads as torch has now: engines choose their number on a CPU."""
     return thread_pool() if device == "cpu" else None
 
 
 def take_workspace(
-    spec: fovea.AttentionSpec, cache: fovea.KvCacheSpec | None, limits: fovea.BatchLimits, device: torch.device
+    spec: fovea.AttentionSpec,
+    cache: fovea.KvCacheSpec | None,
+    limits: fovea.BatchLimits,
+    device: torch.device,
+    wish: str,
 ) -> None:
     """Takes the workspace of the group that a new layer will be in. Raises fovea.Error if no backend serves it."""
-    needed = select(spec, cache, limits, device).workspace_bytes
+    needed = select(spec, cache, limits, device, wish).workspace_bytes
     if (spec, device) not in _free_workspaces:
         _free_workspaces[(spec, device)] = [torch.empty(max(needed, 1), dtype=torch.uint8, device=device)]
 
@@ -57,12 +68,19 @@ class LayerGroup:
         caches: Sequence[tuple[torch.Tensor, ...]],
         limits: fovea.BatchLimits,
         device: torch.device,
+        *,
+        wish: str,
+        reserves_page_zero: bool = False,
     ):
-        """caches: of every layer, in the form that fovea.KvPool.lend() takes. Scopes without a cache have none."""
+        """caches: of every layer, in the form that fovea.KvPool.lend() takes. Scopes without a cache have none. wish:
+        of fovea.select(). reserves_page_zero: only padding uses page 0."""
         self.spec = spec
         self.page_size = 0 if cache is None else cache.page_size
-        selection = select(spec, cache, limits, device)
-        pool = None if cache is None else fovea.KvPool.lend(cache, caches, device_name(device))
+        selection = select(spec, cache, limits, device, wish)
+        pool = None
+        if cache is not None:
+            name = device_name(device)
+            pool = fovea.KvPool.lend(cache, caches, name, reserves_page_zero=reserves_page_zero)
         self.backend = selection.create(pool)
         self.description = selection.explain().splitlines()[0]
         needed = self.backend.workspace_bytes(limits)
@@ -72,15 +90,15 @@ class LayerGroup:
             workspace = torch.empty(max(needed, 1), dtype=torch.uint8, device=device)
         self.backend.reserve(limits, workspace)
         weakref.finalize(self, free.append, workspace).atexit = False
-        self._planned: Metadata | None = None
+        self._planned: Pass | None = None
         self._done: set[int] = set()
 
-    def forward(self, metadata: "Metadata", index: int, **tensors: Any) -> None:
+    def forward(self, current: Pass, index: int, **tensors: Any) -> None:
         """Runs layer `index` of the pass; tensors are arguments of fovea.Backend.forward()."""
-        # A layer that runs twice with one metadata is in the next pass: drafters change lengths in place.
-        if self._planned is not metadata or index in self._done:
-            self.backend.plan(metadata.batch(self))
-            self._planned = metadata
+        # A layer that runs twice with one object is in the next pass: drafters change lengths in place.
+        if self._planned is not current or index in self._done:
+            self.backend.plan(current.batch(self))
+            self._planned = current
             self._done.clear()
             counters.plans += 1
         self._done.add(index)
