@@ -4,7 +4,7 @@ MODEL ?=
 JOBS ?= $(shell nproc)
 CACHE = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)
 
-.PHONY: help demo serve test test-gpu mutants build fovea configure bench results kernels python test-python test-clients test-vllm sanitize fuzz format deps clean
+.PHONY: help demo serve test test-gpu mutants build fovea configure bench results kernels python test-python test-clients test-vllm test-sglang sanitize fuzz format deps clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -59,6 +59,14 @@ test-vllm: python ## vLLM on a CPU with Fovea's attention, in an environment of 
 	tools/wheel_sources.sh vllm 0.33.0
 	$(VLLM_VENV)/bin/python -m pip install --quiet --force-reinstall --no-deps $(BUILD)/wheel/fovea-*.whl
 	cd python/tests_vllm && $(VLLM_VENV)/bin/python -m pytest --quiet -p no:logging $(PYTEST)
+
+SGLANG_VENV ?= $(CACHE)/fovea/sglang-venv
+test-sglang: python ## SGLang on a CPU with Fovea's attention, in an environment of 6 GB (PYTEST=options)
+	tools/sglang_venv.sh $(SGLANG_VENV)
+	tools/wheel_sources.sh sglang 0.5.17
+	tools/wheel_sources.sh sglang 0.5.23
+	$(SGLANG_VENV)/bin/python -m pip install --quiet --force-reinstall --no-deps $(BUILD)/wheel/fovea-*.whl
+	cd python/tests_sglang && $(SGLANG_VENV)/bin/python -m pytest --quiet -p no:logging $(PYTEST)
 
 TORCH_VENV ?= $(CACHE)/fovea/torch-venv
 test-python: python ## the tests with torch and transformers that need no GPU, in an environment under ~/.cache

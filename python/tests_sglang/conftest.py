@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of the SGLang tests. They come before the first import of SGLang."""
+
+import os
+import sys
+from pathlib import Path
+
+SHIMS = Path(__file__).parent / "shims"
+
+os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
+# SGLang decides by the name of a backend whether it uses Triton, which has no CPU.
+os.environ["FOVEA_SGLANG_OVERRIDE"] = "torch_native"
+# One thread: two that wait for each other are slow on a machine that is busy with other tests.
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["TORCHDYNAMO_DISABLE"] = "1"
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ["SGLANG_TEST_RETRACT"] = "1"
+os.environ["SGLANG_TEST_RETRACT_INTERVAL"] = "7"
+sys.path.insert(0, str(SHIMS))

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SGLang's scheduler, model runner, models and pools in this process, on a CPU."""
+
+import gc
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sglang.srt.distributed import parallel_state
+from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
+from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
+from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
+from sglang.srt.managers.scheduler import Scheduler
+from sglang.srt.plugins import load_plugins
+from sglang.srt.runtime_context import publish
+from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.server_args import PortArgs, ServerArgs
+
+MODELS = Path(__file__).parents[2] / "testdata" / "models"
+
+
+@dataclass
+class Run:
+    """The result of one engine: tokens of every prompt, the two best logprobs of each token, and counts."""
+
+    tokens: list[list[int]]
+    top: list[list[list[float]]]
+    cached_tokens: int
+    retractions: int
+
+
+def model_folder(name: str, scratch: Path) -> Path:
+    """Returns a folder with a checkpoint of testdata, without the reference tensors, which are no weights."""
+    folder = scratch / name
+    if not folder.exists():
+        folder.mkdir()
+        for file in (MODELS / name).iterdir():
+            if not file.name.startswith("reference"):
+                (folder / file.name).symlink_to(file)
+    return folder
+
+
+@contextmanager
+def scheduler(folder: Path, *, fovea: bool, **options: Any) -> Iterator[Scheduler]:
+    """Makes a scheduler with its model. Fovea is in the place of torch_native; options are those of ServerArgs."""
+    load_plugins()
+    plugin = ATTENTION_BACKENDS["torch_native"]
+    if not fovea:
+        ATTENTION_BACKENDS["torch_native"] = TorchNativeAttnBackend
+    if parallel_state.model_parallel_is_initialized():
+        parallel_state.destroy_model_parallel()
+        parallel_state.destroy_distributed_environment()
+    try:
+        arguments = ServerArgs(
+            model_path=str(folder),
+            device="cpu",
+            attention_backend="torch_native",
+            skip_tokenizer_init=True,
+            disable_cuda_graph=True,
+            disable_overlap_schedule=True,
+            mem_fraction_static=0.5,
+            **options,
+        )
+        publish(arguments, role="scheduler")
+        yield Scheduler(arguments, PortArgs.init_new(arguments), 0, 0, 0, 0, 0, 0, None)
+    finally:
+        ATTENTION_BACKENDS["torch_native"] = plugin
+        gc.collect()
+
+
+def generate(folder: Path, prompts: list[list[int]], new_tokens: int, *, fovea: bool, **options: Any) -> Run:
+    """Generates greedily from token prompts, twice: the second time finds the prompts of the first in the cache."""
+    with scheduler(folder, fovea=fovea, **options) as engine:
+        requests = []
+        for turn in range(2):
+            for index, prompt in enumerate(prompts):
+                _add(engine, f"{turn}-{index}", prompt, new_tokens)
+            added = list(engine.waiting_queue)
+            _run(engine, added)
+            requests += added
+    return Run(
+        tokens=[list(request.output_ids) for request in requests],
+        top=[
+            [sorted(step, reverse=True)[:2] for step in request.logprob.output_top_logprobs_val] for request in requests
+        ],
+        cached_tokens=sum(request.cached_tokens for request in requests),
+        retractions=sum(request.retraction_count for request in requests),
+    )
+
+
+def _add(engine: Scheduler, name: str, prompt: list[int], new_tokens: int) -> None:
+    sampling = SamplingParams(temperature=0, max_new_tokens=new_tokens, ignore_eos=True)
+    sampling.normalize(None)
+    request = TokenizedGenerateReqInput(
+        rid=name,
+        input_text=None,
+        input_ids=array("q", prompt),
+        input_embeds=None,
+        mm_inputs=None,
+        token_type_ids=None,
+        sampling_params=sampling,
+        return_logprob=True,
+        logprob_start_len=-1,
+        top_logprobs_num=2,
+        token_ids_logprob=None,
+        stream=False,
+    )
+    engine.process_input_requests([request])
+
+
+def _run(engine: Scheduler, requests: list[Any]) -> None:
+    """Runs passes as Scheduler.event_loop_normal() does, until all requests have finished."""
+    idle = 0
+    while not all(request.finished() for request in requests):
+        plan = engine.get_next_batch_to_run(running_batch=engine.running_batch, last_batch=engine.last_batch)
+        engine.running_batch = plan.running_batch
+        batch = plan.batch_to_run
+        if batch is not None:
+            engine.process_batch_result(batch, engine.run_batch(batch))
+        engine.last_batch = batch
+        idle = 0 if batch is not None else idle + 1
+        assert idle < 5, "the scheduler has requests, and nothing to run"
