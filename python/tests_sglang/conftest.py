@@ -17,3 +17,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ["SGLANG_TEST_RETRACT"] = "1"
 os.environ["SGLANG_TEST_RETRACT_INTERVAL"] = "7"
 sys.path.insert(0, str(SHIMS))
+
+_paths = [str(SHIMS), os.environ.get("PYTHONPATH", "")]
+ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, _paths))}
+"""The environment of processes with SGLang. Its imports change that of this process."""
