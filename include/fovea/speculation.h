@@ -100,8 +100,8 @@ struct AcceptedDrafts {
 
 // The arrays that commit() changes.
 struct CommittedArrays {
-  std::span<int32_t> lens =
-      {};  // [requests] committed tokens, now with the accepted ones; or absent
+  // [requests] committed tokens, now with the accepted ones; or absent
+  std::span<int32_t> lens = {};
   // [requests] and [requests, width]; both or neither: LinearBatch's slots of the verified batch.
   // The slot of the last accepted node becomes the request's state slot, and its former state slot
   // takes the place in snapshot_slots. So the same slots can be given to the next pass.

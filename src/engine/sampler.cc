@@ -64,7 +64,7 @@ SampledToken Sampler::sample(std::span<const float> logits, const SamplingParams
 SampledToken Sampler::score(std::span<const float> logits, int32_t token, int32_t count) {
   const double normaliser = log_sum_exp(logits, logits[static_cast<size_t>(find_largest(logits))]);
   return {token, static_cast<float>(logits[static_cast<size_t>(token)] - normaliser),
-          most_likely(logits, normaliser, count)};
+          likeliest(logits, normaliser, count)};
 }
 
 int32_t Sampler::choose(std::span<const float> logits, const SamplingParams& params,
@@ -129,8 +129,8 @@ size_t Sampler::nucleus(double share) {
   return candidates_.size();
 }
 
-std::vector<TokenLogprob> Sampler::most_likely(std::span<const float> logits, double normaliser,
-                                               int32_t count) {
+std::vector<TokenLogprob> Sampler::likeliest(std::span<const float> logits, double normaliser,
+                                             int32_t count) {
   if (count == 0) return {};
   order_.resize(logits.size());
   std::iota(order_.begin(), order_.end(), 0);

@@ -55,8 +55,8 @@ class Sampler {
   // Sorts the leading candidates that together hold at least `share` of the weight to the front.
   // Returns their number.
   size_t nucleus(double share);
-  std::vector<TokenLogprob> most_likely(std::span<const float> logits, double normaliser,
-                                        int32_t count);
+  std::vector<TokenLogprob> likeliest(std::span<const float> logits, double normaliser,
+                                      int32_t count);
 
   std::vector<Candidate> candidates_;
   std::vector<int32_t> order_;
