@@ -40,8 +40,8 @@ if(BUILD_SHARED_LIBS)
 else()
   # Static libraries in the order of linking: each uses those after it.
   fovea_install(attention PC_NAME fovea_attention PC_REQUIRES_PRIVATE "fmt, libzstd"
-                TARGETS fovea_static_attention fovea_options fovea_attention fovea_kvcache fovea_kernels fovea_gpu fovea_core
-                PC_LIBRARIES -lfovea_attention -lfovea_kvcache -lfovea_kernels -lfovea_gpu -lfovea_core)
+                TARGETS fovea_static_attention fovea_options fovea_dist fovea_attention fovea_kvcache fovea_kernels fovea_gpu fovea_core
+                PC_LIBRARIES -lfovea_dist -lfovea_attention -lfovea_kvcache -lfovea_kernels -lfovea_gpu -lfovea_core)
   if(FOVEA_ENGINE)
     fovea_install(engine PC_NAME fovea PC_REQUIRES fovea_attention PC_REQUIRES_PRIVATE "libpcre2-8, libutf8proc"
                   TARGETS fovea_static_engine fovea_engine fovea_tokenizer fovea_model

@@ -1,8 +1,10 @@
 # What other projects link: fovea::attention or, with models and text, fovea::fovea, which contains the former. Each is the
 # headers of include/, C++20, and either the layers as static libraries or one shared library of the same objects. A
 # program links one of the two. Programs in C link fovea::c, which is always the shared library of the engine.
-set(fovea_layers_attention attention kvcache kernels gpu core)
+set(fovea_layers_attention dist attention kvcache kernels gpu core)
 set(fovea_layers_engine c engine tokenizer model ${fovea_layers_attention})
+set(fovea_top_attention dist)
+set(fovea_top_engine engine)
 set(fovea_target_attention attention)
 set(fovea_target_engine fovea)
 set(fovea_kind static)
@@ -20,7 +22,7 @@ endfunction()
 function(fovea_static_library component)
   add_library(fovea_static_${component} INTERFACE)
   fovea_describe_interface(fovea_static_${component} ${component})
-  target_link_libraries(fovea_static_${component} INTERFACE $<LINK_ONLY:fovea_${component}>)
+  target_link_libraries(fovea_static_${component} INTERFACE $<LINK_ONLY:fovea_${fovea_top_${component}}>)
 endfunction()
 
 # libfovea_attention.so or libfovea.so. exported_symbols.map drops the templates of other libraries, which no option hides.

@@ -8,7 +8,7 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-ORDER = ["include", "core", "gpu", "kernels", "kvcache", "attention", "model", "tokenizer", "engine", "c", "server", "surface"]
+ORDER = ["include", "core", "gpu", "kernels", "kvcache", "attention", "dist", "model", "tokenizer", "engine", "c", "server", "surface"]
 # Surfaces include only public headers, the server's and each other. bench/ may include any layer.
 SURFACES = {"cli", "bench"}
 # The C interface includes only public headers and itself.
