@@ -45,7 +45,7 @@ void Communicator::check_reduction(const Reduction& call, size_t send_parts) con
   check_enum(call.dtype, DType::u8, "dtype", "DType");
   check_argument((is_floating(call.dtype) && !is_fp8(call.dtype)) || call.dtype == DType::i32 ||
                      call.dtype == DType::i64,
-                 "dtype is {}, accepted: fp32, fp16, bf16, i32, i64", dtype_name(call.dtype));
+                 "dtype is {}, accepted: fp32, fp16, bf16, int32, int64", dtype_name(call.dtype));
   check_enum(call.op, ReduceOp::max, "op", "ReduceOp");
   const auto element = static_cast<int64_t>(dtype_bytes(call.dtype));
   const auto bytes = static_cast<size_t>(

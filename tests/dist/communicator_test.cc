@@ -169,7 +169,9 @@ TEST(ThreadCommunicator, ARankThatHangsIsNamedAfterTheTimeout) {
     EXPECT_NE(message(thrown[rank]).find("barrier: rank 2 did not come within 200 ms"),
               std::string::npos)
         << message(thrown[rank]);
-    if (rank != 2) EXPECT_LT(waited[rank], milliseconds(1000));
+    if (rank != 2) {
+      EXPECT_LT(waited[rank], milliseconds(1000));
+    }
   }
 }
 
@@ -229,7 +231,7 @@ TEST(Communicator, NamesTheArgument) {
   expect_invalid("count is -1", [&] { reduce(data, data, -1, DType::f32); });
   expect_invalid("count overflows", [&] { reduce(data, data, kHuge, DType::f32); });
   expect_invalid("dtype is fp8_e4m3", [&] { reduce(data, data, 1, DType::f8e4m3); });
-  expect_invalid("dtype is u8", [&] { reduce(data, data, 1, DType::u8); });
+  expect_invalid("dtype is uint8", [&] { reduce(data, data, 1, DType::u8); });
   expect_invalid("dtype is DType(99)", [&] { reduce(data, data, 1, DType{99}); });
   expect_invalid("send is null, must hold 8 bytes", [&] { reduce(nullptr, data, 2, DType::f32); });
   expect_invalid("receive is null", [&] { reduce(data, nullptr, 2, DType::f32); });

@@ -31,8 +31,9 @@ BatchLimits limits_of(const Problem& problem) {
   limits.max_requests = std::max(problem.tokens(), problem.requests());
   limits.max_tokens = problem.tokens();
   limits.max_q_len = std::ranges::max(problem.q_lens);
-  limits.max_kv_len = problem.max_kv();
-  limits.max_encoder_len = problem.max_kv();
+  // Rank 0 has the most tokens of a request.
+  limits.max_kv_len = static_cast<int32_t>(problem.shards.local_length(problem.max_kv(), 0));
+  limits.max_encoder_len = limits.max_kv_len;
   return limits;
 }
 

@@ -55,7 +55,7 @@ TEST(ContextExchange, NamesTheArgument) {
   refuse("q_dim is -1", [](auto& shape) { shape.q_dim = -1; });
   refuse("dim is 0", [](auto& shape) { shape.dim = 0; });
   refuse("max_tokens is 0", [](auto& shape) { shape.max_tokens = 0; });
-  refuse("dtype is i32", [](auto& shape) { shape.dtype = DType::i32; });
+  refuse("dtype is int32", [](auto& shape) { shape.dtype = DType::i32; });
   refuse("merge is ContextMerge(9)", [](auto& shape) { shape.merge = ContextMerge{9}; });
   const auto exchange = make_context_exchange(good, *self, threads);
   float rows[8] = {}, lse[2] = {};

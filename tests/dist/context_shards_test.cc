@@ -36,7 +36,9 @@ TEST(ContextShards, LengthsCountTheTokensOfARank) {
         ASSERT_EQ(local, counted[static_cast<size_t>(rank)])
             << length << " tokens, rank " << rank << " of " << shards.ranks << ", interleave "
             << shards.interleave;
-        if (length > 0) ASSERT_EQ(shards.visible_length(length - 1, rank), local);
+        if (length > 0) {
+          ASSERT_EQ(shards.visible_length(length - 1, rank), local);
+        }
         total += local;
       }
       ASSERT_EQ(total, length);
