@@ -19,6 +19,8 @@ import time
 
 import fovea.transformers
 import torch
+import triton
+import triton.language as tl
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig, Qwen3Config
 from transformers import modeling_flash_attention_utils as flash_utils
 from transformers.integrations.flash_paged import paged_attention_forward
@@ -33,7 +35,6 @@ def fa3_forward(
     q,
     k,
     v,
-    new=(None, None),
     *,
     cu_q=None,
     cu_k=None,
@@ -52,7 +53,8 @@ def fa3_forward(
         q,
         k,
         v,
-        *new,
+        None,
+        None,
         None,
         None,
         cu_q,
@@ -133,6 +135,18 @@ def flash_attn_varlen_func(
     )
 
 
+@triton.jit
+def append_kernel(k, v, k_cache, v_cache, lens, table, table_stride, page: tl.constexpr, width: tl.constexpr):
+    """Copies a request's new row of keys and values, width values wide, to its place in the cache."""
+    request = tl.program_id(0)
+    length = tl.load(lens + request)
+    if length >= 0:
+        slot = tl.load(table + request * table_stride + length // page).to(tl.int64) * page + length % page
+        columns = tl.arange(0, width)
+        tl.store(k_cache + slot * width + columns, tl.load(k + request * width + columns))
+        tl.store(v_cache + slot * width + columns, tl.load(v + request * width + columns))
+
+
 def flash_attn_with_kvcache(
     q,
     k_cache,
@@ -147,13 +161,15 @@ def flash_attn_with_kvcache(
     softcap=0.0,
     s_aux=None,
 ):
-    """flash-attention's function of this name."""
+    """flash-attention's function of this name, for one new token a request. The kernel of the wheel appends no keys,
+    so another one does. cache_seqlens is -1 in rows of padding."""
+    page, width = k_cache.shape[1], k_cache[0, 0].numel()
+    append_kernel[(len(q),)](k, v, k_cache, v_cache, cache_seqlens, block_table, block_table.stride(0), page, width)
     return fa3_forward(
         q,
         k_cache,
         v_cache,
-        (k, v),
-        used=cache_seqlens,
+        used=cache_seqlens + 1,
         table=block_table,
         scale=softmax_scale,
         causal=causal,

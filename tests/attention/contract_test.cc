@@ -30,12 +30,7 @@ bool contains(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
 }
 
-std::vector<ServedCase> contracts() {
-  std::vector<AttentionCase> cases = test::attention_cases();
-  // Gigabytes between pages cannot be copied to a GPU.
-  std::erase_if(cases, [](const auto& test) { return test::on_gpu() && test.page_stride != 0; });
-  return test::served_cases(cases);
-}
+std::vector<ServedCase> contracts() { return test::served_cases(test::attention_cases()); }
 
 // Calls check(request, out, lse) with the rows of each request of the whole case.
 template <typename Check>
