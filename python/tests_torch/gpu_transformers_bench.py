@@ -47,8 +47,10 @@ def fa3_forward(
     window,
     softcap=0.0,
     sinks=None,
+    splits=1,
 ):
-    """Calls the kernel of the vLLM wheel. q is [tokens, heads, dim] with cu_q, else [batch, tokens, heads, dim]."""
+    """Calls the kernel of the vLLM wheel. q is [tokens, heads, dim] with cu_q, else [batch, tokens, heads, dim].
+    splits is flash-attention's default of the function, 0 lets the kernel choose."""
     return torch.ops._vllm_fa3_C.fwd(
         q,
         k,
@@ -80,7 +82,7 @@ def fa3_forward(
         softcap,
         True,
         None,
-        0,
+        splits,
         None,
         0,
         sinks,
@@ -176,6 +178,7 @@ def flash_attn_with_kvcache(
         window=window_size,
         softcap=softcap,
         sinks=s_aux,
+        splits=0,
     )
 
 
