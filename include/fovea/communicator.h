@@ -116,9 +116,9 @@ struct ThreadCommunicatorOptions {
 std::vector<std::unique_ptr<Communicator>> make_thread_communicators(
     int ranks, const ThreadCommunicatorOptions& options = {});
 
-// A caller's own collectives, for example those of MPI or of a framework. Each function gets
-// `context` first, arguments that have been checked, and returns 0 or an error number of its own.
-// The functions meant to be optional may be null; the others may not.
+// A caller's own collectives, for example those of MPI (mpi_communicator.h) or of a framework. Each
+// function gets `context` first, arguments that have been checked, and returns 0 or an error number
+// of its own. Functions may be null only if their comment says so.
 struct CommunicatorFunctions {
   std::string name = "functions";
   int rank = 0, size = 1;
@@ -126,6 +126,8 @@ struct CommunicatorFunctions {
   bool capturable = false;
   void* context = nullptr;
 
+  // Both are optional on the CPU: without them, arrays are exchanged by all_gather and all_to_all
+  // and added in the order of the ranks.
   int (*all_reduce)(void* context, const void* send, void* receive, int64_t count, DType dtype,
                     ReduceOp op, Stream stream) = nullptr;
   int (*reduce_scatter)(void* context, const void* send, void* receive, int64_t count, DType dtype,

@@ -3,24 +3,26 @@
 #include <mutex>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "core/check.h"
+#include "dist/reduce.h"
 #include "fovea/communicator.h"
 
 namespace fovea {
 namespace {
 
 void check_functions(const CommunicatorFunctions& functions) {
+  const bool on_cpu = functions.device == DeviceKind::cpu;
   const std::pair<bool, std::string_view> required[] = {
-      {functions.all_reduce != nullptr, "all_reduce"},
-      {functions.reduce_scatter != nullptr, "reduce_scatter"},
+      {on_cpu || functions.all_reduce != nullptr, "all_reduce"},
+      {on_cpu || functions.reduce_scatter != nullptr, "reduce_scatter"},
       {functions.all_gather != nullptr, "all_gather"},
       {functions.all_to_all != nullptr, "all_to_all"},
       {functions.broadcast != nullptr, "broadcast"},
       {functions.barrier != nullptr, "barrier"}};
   for (const auto& [is_there, name] : required) {
-    check_argument(is_there, "{} is null, only abort, async_error, describe and destroy may be",
-                   name);
+    check_argument(is_there, "{} is null, but not optional", name);
   }
   check_argument(functions.device == DeviceKind::cpu || functions.device == DeviceKind::cuda,
                  "device is DeviceKind({}), accepted: cpu, cuda",
@@ -56,12 +58,14 @@ class FunctionCommunicator final : public Communicator {
  protected:
   void run_all_reduce(const Reduction& call, Stream stream) override {
     throw_if_failed();
+    if (functions_.all_reduce == nullptr) return gather_and_reduce(call);
     returned(functions_.all_reduce(functions_.context, call.send, call.receive, call.count,
                                    call.dtype, call.op, stream),
              "all_reduce");
   }
   void run_reduce_scatter(const Reduction& call, Stream stream) override {
     throw_if_failed();
+    if (functions_.reduce_scatter == nullptr) return exchange_and_reduce(call);
     returned(functions_.reduce_scatter(functions_.context, call.send, call.receive, call.count,
                                        call.dtype, call.op, stream),
              "reduce_scatter");
@@ -86,6 +90,32 @@ class FunctionCommunicator final : public Communicator {
   }
 
  private:
+  // The arrays of all ranks, or each rank's part for this one, and their sum.
+  void gather_and_reduce(const Reduction& call) {
+    const size_t bytes = make_room(call);
+    run_all_gather({call.send, exchanged_.data(), bytes}, nullptr);
+    reduce_exchanged(call, bytes);
+  }
+  void exchange_and_reduce(const Reduction& call) {
+    const size_t bytes = make_room(call);
+    run_all_to_all({call.send, exchanged_.data(), bytes}, nullptr);
+    reduce_exchanged(call, bytes);
+  }
+  size_t make_room(const Reduction& call) {
+    const size_t bytes = static_cast<size_t>(call.count) * dtype_bytes(call.dtype);
+    if (exchanged_.size() < bytes * static_cast<size_t>(size())) {
+      exchanged_.resize(bytes * static_cast<size_t>(size()));
+    }
+    return bytes;
+  }
+  void reduce_exchanged(const Reduction& call, size_t bytes) {
+    std::vector<const void*> in;
+    for (int rank = 0; rank < size(); ++rank) {
+      in.push_back(exchanged_.data() + static_cast<size_t>(rank) * bytes);
+    }
+    reduce_ranks({in, {&call.receive, 1}, call.dtype, call.op}, 0, call.count);
+  }
+
   void throw_if_failed() {
     const std::lock_guard lock(mutex_);
     if (failure_) fail(ErrorCode::device_failure, "{}", *failure_);
@@ -101,6 +131,7 @@ class FunctionCommunicator final : public Communicator {
   }
 
   const CommunicatorFunctions functions_;
+  std::vector<char> exchanged_;  // arrays of all ranks
   std::mutex mutex_;
   std::optional<std::string> failure_;
 };

@@ -325,6 +325,22 @@ TEST(FunctionCommunicator, PassesAllChecks) {
   }
 }
 
+// Without functions for sums, the library makes them of exchanges.
+TEST(FunctionCommunicator, PassesAllChecksWithExchangesOnly) {
+  auto inner = make_thread_communicators(4);
+  std::vector<Wrapped> wrapped(4);
+  std::vector<std::unique_ptr<Communicator>> ranks;
+  for (size_t rank = 0; rank < 4; ++rank) {
+    wrapped[rank].inner = std::move(inner[rank]);
+    CommunicatorFunctions table = wrapped[rank].functions();
+    table.all_reduce = table.reduce_scatter = nullptr;
+    ranks.push_back(make_communicator(table));
+  }
+  for (const auto& thrown : test::run_ranks(ranks, test::check_collectives)) {
+    EXPECT_EQ(message(thrown), "");
+  }
+}
+
 TEST(FunctionCommunicator, AnErrorAbortsAndStays) {
   Wrapped wrapped;
   wrapped.inner = make_self_communicator();
@@ -349,6 +365,10 @@ TEST(FunctionCommunicator, NamesTheFunctionThatIsNull) {
   table.rank = 1;
   expect_invalid("rank is 1, must be in [0, 1)", [&] { make_communicator(table); });
   table.rank = 0;
+  table.device = DeviceKind::cuda;
+  table.all_reduce = nullptr;
+  expect_invalid("all_reduce is null, but not optional", [&] { make_communicator(table); });
+  table = wrapped.functions();
   table.device = DeviceKind{5};
   expect_invalid("device is DeviceKind(5)", [&] { make_communicator(table); });
 }

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// Models on several ranks by the command line tool.
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "cli/run_fovea.h"
+
+namespace fovea::test {
+namespace {
+
+TEST(Cli, RanksGenerateTheReferenceText) {
+  const nlohmann::json reference =
+      nlohmann::json::parse(std::ifstream(kModels + "llama/reference.json"));
+  const nlohmann::json& prompt = reference["prompts"][1];
+  const std::vector<std::string> command = {
+      "generate", kModels + "llama", "--prompt", prompt["text"], "-n", "64", "--json", "--tp"};
+  std::vector<std::string> two = command, three = command;
+  two.push_back("2");
+  three.push_back("3");
+  const ProgramResult result = fovea(two);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(nlohmann::json::parse(result.out)["text"], prompt["greedy_64"]);
+  const ProgramResult refused = fovea(three);
+  EXPECT_NE(refused.exit_code, 0);
+  EXPECT_NE(refused.err.find("can be divided among 1, 2, 4"), std::string::npos) << refused.err;
+}
+
+}  // namespace
+}  // namespace fovea::test
