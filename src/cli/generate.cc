@@ -12,6 +12,7 @@
 #include "cli/interrupt.h"
 #include "cli/prompts.h"
 #include "cli/results.h"
+#include "cli/tensor_parallel.h"
 #include "fovea/error.h"
 
 namespace fovea::cli {
@@ -21,6 +22,7 @@ struct GenerateFlags {
   EngineFlags engine;
   PromptFlags prompts;
   SamplingParams sampling;
+  ParallelOptions parallel;
   bool json = false;
   bool stats = false;
 };
@@ -58,7 +60,8 @@ void run(const GenerateFlags& flags) {
     throw Error(ErrorCode::invalid_argument, "--logprobs and --prompt-logprobs need --json");
   }
   show_progress("loading " + flags.engine.options.model_path);
-  const std::unique_ptr<Engine> engine = Engine::load(flags.engine.parsed());
+  const std::unique_ptr<Engine> engine =
+      load_parallel_engine(flags.engine.parsed(), flags.parallel);
   clear_progress();
   print_fallbacks(*engine);
   append_random_prompts(flags.prompts, *engine, flags.sampling.seed, prompts);
@@ -95,6 +98,7 @@ void add_generate(CLI::App& program) {
   CLI::App* command = program.add_subcommand("generate", "generate text from a checkpoint");
   add_engine_flags(*command, flags->engine);
   add_choice_flags(*command, flags->engine);
+  add_tensor_parallel(*command, flags->parallel);
   add_prompt_flags(*command, flags->prompts);
   SamplingParams& sampling = flags->sampling;
   command

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Engine::generate: a loop over add() and step().
+#include "engine/generate.h"
+
 #include <algorithm>
 #include <iterator>
 #include <unordered_map>
@@ -44,26 +45,34 @@ void append_event(GenerateResult& result, const TokenEvent& event, bool logprobs
 std::vector<GenerateResult> TextEngine::generate(
     std::span<const GenerateRequest> requests,
     const std::function<void(const TokenEvent&)>& on_token, const std::function<bool()>& stop) {
+  return generate_by_steps({*this, next_id_, events_}, requests, on_token, stop);
+}
+
+std::vector<GenerateResult> generate_by_steps(
+    const GenerateLoop& loop, std::span<const GenerateRequest> requests,
+    const std::function<void(const TokenEvent&)>& on_token, const std::function<bool()>& stop) {
+  Engine& engine = loop.engine;
   std::vector<GenerateResult> results(requests.size());
   std::unordered_map<int64_t, size_t> index_of;
   const auto is_own = [&](const TokenEvent& event) { return index_of.contains(event.request); };
   std::vector<TokenEvent> other_events;  // events of requests that add() queued
   const auto return_other_events = [&] {
-    events_.insert(events_.begin(), std::make_move_iterator(other_events.begin()),
-                   std::make_move_iterator(other_events.end()));
+    loop.events.insert(loop.events.begin(), std::make_move_iterator(other_events.begin()),
+                       std::make_move_iterator(other_events.end()));
   };
   try {
     for (size_t i = 0; i < requests.size(); ++i) {
       // Comes first, so that the handler below cancels what add() queued.
-      index_of.emplace(next_id_, i);
-      results[i].request = add_numbered(*this, requests, i);
+      index_of.emplace(loop.next_id, i);
+      results[i].request = add_numbered(engine, requests, i);
     }
     for (size_t unfinished = requests.size(); unfinished > 0;) {
       if (stop && stop()) {
-        for (const GenerateResult& result : results) cancel(result.request);
+        for (const GenerateResult& result : results) engine.cancel(result.request);
       }
-      check_argument(!idle(), "requests of generate() ended in a step() that on_token called");
-      std::vector<TokenEvent> events = step();
+      check_argument(!engine.idle(),
+                     "requests of generate() ended in a step() that on_token called");
+      std::vector<TokenEvent> events = engine.step();
       // Comes before any callback, which may throw.
       const auto others = std::stable_partition(events.begin(), events.end(), is_own);
       other_events.insert(other_events.end(), std::make_move_iterator(others),
@@ -77,8 +86,8 @@ std::vector<GenerateResult> TextEngine::generate(
       }
     }
   } catch (...) {
-    for (const auto& [id, index] : index_of) cancel(id);
-    std::erase_if(events_, is_own);
+    for (const auto& [id, index] : index_of) engine.cancel(id);
+    std::erase_if(loop.events, is_own);
     return_other_events();
     throw;
   }

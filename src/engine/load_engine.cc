@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Engine::load checks, sizes and selects everything before it allocates anything but weights.
+#include "engine/load_engine.h"
+
 #include <filesystem>
 #include <new>
 #include <utility>
@@ -29,8 +31,9 @@ std::vector<std::string> load_notes(const EngineOptions& options, const ModelInf
 }
 
 std::shared_ptr<ModelDevice> make_model_device(const EngineOptions& options,
-                                               const DeviceInfo& device, ThreadPool& threads) {
-  if (device.kind == DeviceKind::cpu) return make_host_device(threads);
+                                               const DeviceInfo& device, ThreadPool& threads,
+                                               Communicator* ranks) {
+  if (device.kind == DeviceKind::cpu) return make_host_device(threads, ranks);
   return make_cuda_device({.index = device.index,
                            .max_rows = options.max_batch_tokens,
                            .row_invariant = options.batch_invariant});
@@ -48,7 +51,7 @@ void load_tokenizer(const std::string& folder, EngineParts& parts) {
   }
 }
 
-std::unique_ptr<Engine> load_checked(const EngineOptions& given) {
+std::unique_ptr<Engine> load_checked(const EngineOptions& given, Communicator* ranks) {
   EngineOptions options = given;
   std::unique_ptr<BackendRegistry> own_registry;
   if (options.registry == nullptr) {
@@ -58,7 +61,7 @@ std::unique_ptr<Engine> load_checked(const EngineOptions& given) {
   auto threads = std::make_unique<ThreadPool>(options.threads);
   const DeviceInfo device = find_device(options.device);
   std::unique_ptr<Model> model =
-      load_model_of(options, make_model_device(options, device, *threads), *threads);
+      load_model_of(options, make_model_device(options, device, *threads, ranks), *threads);
 
   const ModelInfo& info = model->info();
   SizedEngine sized = size_engine(options, info, device,
@@ -91,9 +94,13 @@ std::unique_ptr<Engine> load_checked(const EngineOptions& given) {
 }  // namespace
 
 std::unique_ptr<Engine> Engine::load(const EngineOptions& options) {
+  return load_engine(options, nullptr);
+}
+
+std::unique_ptr<Engine> load_engine(const EngineOptions& options, Communicator* ranks) {
   check_engine_options(options);
   try {
-    return load_checked(options);
+    return load_checked(options, ranks);
   } catch (const std::bad_alloc&) {
     fail(ErrorCode::out_of_memory, "out of memory while loading {}", printable(options.model_path));
   }

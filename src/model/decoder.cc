@@ -4,6 +4,8 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "core/rounding.h"
+#include "model/shard.h"
 
 namespace fovea {
 namespace {
@@ -12,6 +14,8 @@ namespace {
 // its matrices, which is several times as wide as the residual stream. With this many rows, reading
 // the weights takes only a small part of the time.
 constexpr int64_t kFeedRows = 8192;
+// Number of rows whose logits ranks exchange at once, which bounds the memory for it.
+constexpr int64_t kGatheredRows = 16;
 
 class DecoderModel : public Model {
  public:
@@ -37,6 +41,7 @@ class DecoderModel : public Model {
     float* branch;
   };
   Residual take_residual(Arena& arena, int64_t rows) const;
+  float* take_gathered(Arena& arena) const;
   void make_rotary_tables(int32_t positions);
   size_t scratch_bytes(int64_t rows) const;  // scratch of the block that needs the largest
   void check_sizes(const ModelInputs& inputs, size_t backends) const;
@@ -45,6 +50,8 @@ class DecoderModel : public Model {
   void run_feed(Pass& pass, const Block& block) const;
   void step(const Pass& pass, const Norm* branch_norm, const Norm* norm) const;
   void keep_rows(std::span<const int32_t> rows);
+  void sum_over_ranks(int64_t rows) const;
+  void gather_logits(int64_t first_row, std::span<float> logits);
   Arena arena(std::span<std::byte> memory = {}) const {
     return Arena(parts_.device->activation_dtype(), memory);
   }
@@ -55,6 +62,7 @@ class DecoderModel : public Model {
   int64_t logit_rows_ = 0;  // logit rows of the last pass
   std::shared_ptr<std::byte> memory_;
   Residual stream_{};
+  float* gathered_ = nullptr;  // logits of this rank, then of all; null without ranks
   std::span<std::byte> scratch_;
 };
 
@@ -63,6 +71,14 @@ DecoderModel::Residual DecoderModel::take_residual(Arena& arena, int64_t rows) c
   return {.x = arena.floats(rows * hidden),
           .normed = arena.rows(rows, hidden),
           .branch = arena.floats(rows * hidden)};
+}
+
+// Returns room for the logits of kGatheredRows rows, as one rank sends and all receive them.
+float* DecoderModel::take_gathered(Arena& arena) const {
+  const Communicator* const ranks = parts_.device->ranks();
+  if (ranks == nullptr) return nullptr;
+  return arena.floats(kGatheredRows * ceil_div(parts_.info.vocabulary, ranks->size()) *
+                      (ranks->size() + 1));
 }
 
 size_t DecoderModel::scratch_bytes(int64_t rows) const {
@@ -100,6 +116,7 @@ size_t DecoderModel::activation_bytes(int32_t max_tokens) const {
   check_argument(max_tokens > 0, "max_tokens is {}, must be positive", max_tokens);
   Arena counter = arena();
   take_residual(counter, max_tokens);
+  take_gathered(counter);
   return counter.used() + scratch_bytes(max_tokens);
 }
 
@@ -111,6 +128,7 @@ void DecoderModel::reserve(int32_t max_tokens, int32_t max_context) {
   const std::span<std::byte> memory(memory_.get(), bytes);
   Arena taken = arena(memory);
   stream_ = take_residual(taken, max_tokens);
+  gathered_ = take_gathered(taken);
   scratch_ = memory.subspan(taken.used());
   max_tokens_ = max_tokens;
   max_context_ = max_context;
@@ -145,6 +163,7 @@ void DecoderModel::check_values(const ModelInputs& inputs) const {
 void DecoderModel::run_mixer(Pass& pass, const Block& block) const {
   pass.arena = arena(scratch_);
   block.forward(pass, stream_.normed, {stream_.branch, parts_.info.hidden, DType::f32});
+  sum_over_ranks(pass.rows);
 }
 
 // A feed-forward block uses neither positions nor other rows, so rows can be processed in pieces.
@@ -157,6 +176,15 @@ void DecoderModel::run_feed(Pass& pass, const Block& block) const {
     block.forward(pass, from_row(stream_.normed, begin), from_row(branch, begin));
   }
   pass.rows = rows;
+  sum_over_ranks(rows);
+}
+
+// Each rank has computed a block with its own heads or columns.
+void DecoderModel::sum_over_ranks(int64_t rows) const {
+  Communicator* const ranks = parts_.device->ranks();
+  if (ranks == nullptr) return;
+  ranks->all_reduce(stream_.branch, stream_.branch, rows * parts_.info.hidden, DType::f32,
+                    ReduceOp::sum, parts_.device->stream());
 }
 
 // Computes x += branch_norm(branch) and normed = norm(x). Skips a step whose norm is null.
@@ -246,11 +274,39 @@ void DecoderModel::logits(int64_t first_row, std::span<float> logits) {
                  first_row + rows, logit_rows_);
   if (rows == 0) return;
   ModelDevice& device = *parts_.device;
-  device.linear(parts_.head, from_row(stream_.normed, first_row),
-                {logits.data(), width, DType::f32}, rows);
+  if (device.ranks() != nullptr) {
+    gather_logits(first_row, logits);
+  } else {
+    device.linear(parts_.head, from_row(stream_.normed, first_row),
+                  {logits.data(), width, DType::f32}, rows);
+  }
   if (parts_.logit_cap > 0) device.soft_cap(logits.data(), parts_.logit_cap, count);
   // On the CPU the weights are in the mapped files.
   if (device.kind() == DeviceKind::cpu) parts_.checkpoint->check_intact();
+}
+
+// Each rank computes the logits of its part of the vocabulary.
+void DecoderModel::gather_logits(int64_t first_row, std::span<float> logits) {
+  Communicator& ranks = *parts_.device->ranks();
+  const int64_t width = parts_.info.vocabulary, part = ceil_div<int64_t>(width, ranks.size());
+  const auto rows = static_cast<int64_t>(logits.size()) / width;
+  float* const all = gathered_ + kGatheredRows * part;
+  for (int64_t begin = 0; begin < rows; begin += kGatheredRows) {
+    const int64_t count = std::min(kGatheredRows, rows - begin);
+    if (parts_.head.n > 0) {
+      parts_.device->linear(parts_.head, from_row(stream_.normed, first_row + begin),
+                            {gathered_, part, DType::f32}, count);
+    }
+    ranks.all_gather(gathered_, all, static_cast<size_t>(count * part) * sizeof(float),
+                     parts_.device->stream());
+    for (int rank = 0; rank < ranks.size(); ++rank) {
+      const ShardRange own = shard_range(width, ranks.size(), rank);
+      for (int64_t row = 0; row < count; ++row) {
+        std::copy_n(all + (rank * count + row) * part, own.count,
+                    logits.data() + (begin + row) * width + own.begin);
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include "core/quote.h"
 #include "model/architectures.h"
 #include "model/from_config.h"
+#include "model/shard.h"
 
 namespace fovea {
 namespace {
@@ -150,6 +151,23 @@ LatentParts read_latent_attention(const JsonObject& config, const Weights& weigh
   return parts;
 }
 
+// Keeps the heads of the device's rank. All ranks compute and cache the latents.
+void shard(LatentParts& parts, const ModelDevice& device) {
+  const RankOf rank(device);
+  if (rank.alone()) return;
+  const MlaSpec& mla = parts.spec.mla;
+  const HeadShard heads = heads_of(parts.spec, rank);
+  const int64_t q_width = int64_t{mla.nope_dim} + mla.rope_dim;
+  const auto head_bytes = parts.kv_b.w_uk_head_stride *
+                          static_cast<int64_t>(dtype_bytes(parts.kv_b.dtype)) * heads.q_begin;
+  parts.q_b = outputs_of(parts.q_b, {heads.q_begin * q_width, heads.q_heads * q_width});
+  parts.kv_b.w_uk = static_cast<const std::byte*>(parts.kv_b.w_uk) + head_bytes;
+  parts.kv_b.w_uv = static_cast<const std::byte*>(parts.kv_b.w_uv) + head_bytes;
+  parts.o = inputs_of(
+      parts.o, {int64_t{heads.q_begin} * mla.v_dim, int64_t{heads.q_heads} * mla.v_dim}, rank);
+  parts.spec = shard_spec(parts.spec, device);
+}
+
 int64_t read_expert_count(const JsonObject& config) {
   return config.integer("n_routed_experts", 1, kernels::kMaxExperts);
 }
@@ -259,7 +277,8 @@ std::unique_ptr<Model> load_deepseek(const JsonObject& config, Checkpoint checkp
   for (int32_t i = 0; i < parts.info.layers; ++i) {
     const Weights weights = parts.weights()["model.layers"][i];
     LatentParts attention = read_latent_attention(config, weights["self_attn"], spec);
-    attention.slot = join_group(parts.info, i, spec);
+    attention.slot = join_group(parts.info, i, shard_spec(spec, *parts.device));
+    shard(attention, *parts.device);
     attention.rotary = rotary;
 
     DecoderLayer& layer = parts.layers.emplace_back();

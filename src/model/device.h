@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "fovea/communicator.h"
 #include "fovea/device.h"
 #include "fovea/tensor.h"
 #include "fovea/thread_pool.h"
@@ -122,6 +123,8 @@ class ModelDevice {
   virtual Stream stream() const = 0;        // null on the CPU
   // Returns the dtype of inputs of matrix products and attention.
   virtual DType activation_dtype() const = 0;
+  // The ranks that share the model by tensor parallelism; null: this device has all of it.
+  virtual Communicator* ranks() const { return nullptr; }
 
   // Places weights, which stay valid as long as the device. A tensor is stored once even if it is
   // placed twice, which is recognised by its data or, for generated values, by its object. Throws
@@ -167,8 +170,8 @@ class ModelDevice {
   virtual void soft_cap(float* x, float cap, int64_t count) = 0;  // x becomes cap * tanh(x / cap)
 };
 
-// Makes the CPU device. `threads` runs its kernels and must outlive it. Weights stay in the mapped
-// checkpoint.
-std::unique_ptr<ModelDevice> make_host_device(ThreadPool& threads);
+// Makes the CPU device. `threads` runs its kernels; it and `ranks`, if given, must outlive the
+// device. Weights stay in the mapped checkpoint.
+std::unique_ptr<ModelDevice> make_host_device(ThreadPool& threads, Communicator* ranks = nullptr);
 
 }  // namespace fovea

@@ -9,6 +9,7 @@
 
 #include "core/check.h"
 #include "core/quote.h"
+#include "model/shard.h"
 
 namespace fovea {
 namespace {
@@ -65,6 +66,7 @@ void read_vocabulary_matrices(DecoderParts& parts, bool tied) {
   parts.embedding = matrix.weight;
   parts.embedding_dtype = matrix.dtype;
   parts.head = weights.linear(head, rows, columns);
+  parts.head = outputs_of(parts.head, RankOf(*parts.device).range(rows));
 }
 
 bool has_bias(const JsonObject& config, Bias bias) {
@@ -212,6 +214,7 @@ MlpParts read_mlp(const Weights& weights, int64_t hidden, int64_t width, bool ha
     parts.up = weights.linear(names.up, width, hidden, has_bias);
   }
   parts.down = weights.linear(names.down, hidden, width, has_bias);
+  shard(parts, weights.device());
   return parts;
 }
 

@@ -66,7 +66,8 @@ SelfAttentionParts read_self_attention(const JsonObject& config, const Weights& 
                                        const AttentionSpec& spec,
                                        const SelfAttentionOptions& options = {});
 
-// Names of the matrices of an MLP. If `up` is empty, `gate` contains the rows of both.
+// Names of the matrices of an MLP. If `up` is empty, `gate` contains the rows of both. MLPs are cut
+// down to the columns of the device's rank; attention is by shard().
 struct MlpNames {
   std::string_view gate = "gate_proj", up = "up_proj", down = "down_proj";
 };

@@ -4,6 +4,7 @@
 // gate and up columns.
 #include "model/architectures.h"
 #include "model/plain_decoder.h"
+#include "model/shard.h"
 
 namespace fovea {
 namespace {
@@ -38,6 +39,7 @@ std::unique_ptr<Block> read_moe(const PlainContext& context) {
     expert.alternates = true;
     expert.activation = kernels::Activation::clamped_swiglu;
     expert.bounds = bounds;
+    shard(expert, weights.device());
   }
   parts.experts = weights.device().place(std::move(mlps), false);
   return std::make_unique<Moe>(std::move(parts));

@@ -5,6 +5,7 @@
 // shared expert; the router scales the experts' input.
 #include "model/architectures.h"
 #include "model/plain_decoder.h"
+#include "model/shard.h"
 
 namespace fovea {
 namespace {
@@ -22,6 +23,7 @@ MoeParts read_moe(const JsonObject& config, const Weights& weights, int64_t hidd
     MlpParts& expert = mlps.emplace_back();
     expert.gate = stack.stacked("gate_up_proj", e, experts, hidden, 2 * width);
     expert.down = stack.stacked("down_proj", e, experts, width, hidden);
+    shard(expert, weights.device());
   }
   parts.experts = weights.device().place(std::move(mlps), true);
   parts.shared = read_mlp(weights["shared_expert"], hidden, width);

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "core/check.h"
+#include "model/shard.h"
 
 namespace fovea {
 namespace {
@@ -75,6 +76,7 @@ std::unique_ptr<Block> read_mixer(const PlainContext& context, const AttentionSp
   }
   if (decoder.has_sinks) parts.sinks = weights.vector("sinks", {spec.q_heads});
   if (decoder.adjust_attention != nullptr) decoder.adjust_attention(context, parts);
+  shard(parts, weights.device());
   return std::make_unique<SelfAttention>(std::move(parts));
 }
 
@@ -172,7 +174,7 @@ std::unique_ptr<Model> load_plain_decoder(const PlainDecoder& decoder, const Jso
     own.chunk = layer.chunk;
     own.has_rope = in_backend;
     const Rotary& of_layer = layer.window > 0 ? sliding_rotary : rotary;
-    const LayerSlot slot = join_group(parts.info, i, own);
+    const LayerSlot slot = join_group(parts.info, i, shard_spec(own, *parts.device));
     parts.layers.push_back(
         read_layer(context, read_mixer(context, own, slot, layer.rotates ? of_layer : Rotary{})));
   }

@@ -8,6 +8,7 @@
 #include "core/check.h"
 #include "model/architectures.h"
 #include "model/plain_decoder.h"
+#include "model/shard.h"
 
 namespace fovea {
 namespace {
@@ -121,6 +122,41 @@ StateCacheSpec delta_net_state(const AttentionSpec& spec) {
   return state;
 }
 
+// Returns the rank's channels of the convolution, [q, k and v channels, taps], of all of which
+// `spec` counts the heads.
+std::span<const float> shard_conv(std::span<const float> whole, const AttentionSpec& spec,
+                                  const RankOf& rank, ModelDevice& device) {
+  const int64_t taps = spec.linear.conv_width;
+  const int64_t keys = int64_t{spec.linear.key_heads} * spec.linear.key_dim;
+  const int64_t values = int64_t{spec.linear.value_heads} * spec.linear.value_dim;
+  std::vector<float> own;
+  int64_t first = 0;
+  for (const int64_t channels : {keys, keys, values}) {
+    const ShardRange range = rank.range(channels);
+    const auto begin = whole.begin() + (first + range.begin) * taps;
+    own.insert(own.end(), begin, begin + range.count * taps);
+    first += channels;
+  }
+  return device.place(std::move(own));
+}
+
+// Keeps the key heads of the device's rank, and the value heads that belong to them.
+void shard(DeltaNetParts& parts, ModelDevice& device) {
+  const RankOf rank(device);
+  if (rank.alone()) return;
+  const AttentionSpec whole = parts.spec;
+  parts.spec = shard_spec(whole, device);
+  const ShardRange values = rank.range(whole.linear.value_heads);
+  parts.conv_weight = shard_conv(parts.conv_weight, whole, rank, device);
+  parts.qkvz = outputs_of(parts.qkvz, rank.range(parts.qkvz.n));
+  parts.ba = outputs_of(parts.ba, rank.range(parts.ba.n));
+  parts.a_log =
+      parts.a_log.subspan(static_cast<size_t>(values.begin), static_cast<size_t>(values.count));
+  parts.dt_bias =
+      parts.dt_bias.subspan(static_cast<size_t>(values.begin), static_cast<size_t>(values.count));
+  parts.out = inputs_of(parts.out, rank.range(parts.out.k), rank);
+}
+
 std::unique_ptr<Block> read_delta_net(const JsonObject& config, const Weights& weights,
                                       const AttentionSpec& spec, LayerSlot slot) {
   DeltaNetParts parts;
@@ -135,6 +171,7 @@ std::unique_ptr<Block> read_delta_net(const JsonObject& config, const Weights& w
   parts.dt_bias = weights.vector("dt_bias", {heads});
   parts.norm = read_norm(config, weights, "norm", spec.linear.value_dim);
   parts.out = weights.linear("out_proj", hidden, parts.value_width());
+  shard(parts, weights.device());
   return std::make_unique<GatedDeltaNet>(std::move(parts));
 }
 
@@ -146,6 +183,7 @@ std::unique_ptr<Block> read_gated_attention(const JsonObject& config, const Weig
   parts.rotate(rotary);
   parts.q_steps.norm = read_norm(config, weights, "q_norm", spec.head_dim, true);
   parts.k_steps.norm = read_norm(config, weights, "k_norm", spec.head_dim, true);
+  shard(parts, weights.device());
   return std::make_unique<SelfAttention>(std::move(parts));
 }
 
@@ -199,10 +237,11 @@ std::unique_ptr<Model> load_qwen3_next(const JsonObject& config, Checkpoint chec
     DecoderLayer& layer = parts.layers.emplace_back();
     layer.mixer_norm = read_norm(config, weights, "input_layernorm", hidden, true);
     if (types[static_cast<size_t>(i)] == kLinear) {
-      const LayerSlot slot = join_group(parts.info, i, linear, delta_net_state(linear));
+      const AttentionSpec own = shard_spec(linear, *parts.device);
+      const LayerSlot slot = join_group(parts.info, i, own, delta_net_state(own));
       layer.mixer = read_delta_net(config, weights["linear_attn"], linear, slot);
     } else {
-      const LayerSlot slot = join_group(parts.info, i, full);
+      const LayerSlot slot = join_group(parts.info, i, shard_spec(full, *parts.device));
       layer.mixer = read_gated_attention(config, weights["self_attn"], full, slot, rotary);
     }
     layer.feed_norm = read_norm(config, weights, "post_attention_layernorm", hidden, true);

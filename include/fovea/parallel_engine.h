@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// An engine whose model is distributed over ranks by tensor parallelism.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "fovea/api.h"
+#include "fovea/communicator.h"
+#include "fovea/engine.h"
+
+namespace FOVEA_API fovea {
+
+struct ParallelOptions {
+  // Ranks that share the model, in [1, 64]. Each holds a part of the heads, of the columns of MLPs
+  // and experts, and of the vocabulary's logits; norms, routers and embeddings are on all.
+  int32_t tensor_parallel = 1;
+  // How the ranks, threads of this process, communicate.
+  ThreadCommunicatorOptions communicator = {};
+};
+
+// Loads an engine whose ranks are threads of this process. They map the same files, and each reads
+// its own part of the matrices. All ranks schedule the same passes and draw the same tokens, so the
+// text is that of one rank but for the rounding of sums. `threads` and `kv_memory_bytes` of the
+// options are totals, which the ranks divide. Generated weights (random_weights) are made whole on
+// every rank.
+//
+// A rank that fails or does not come within the communicator's timeout ends the engine: this step()
+// and all later ones throw Error{device_failure} with the reason.
+//
+// Throws as Engine::load(), and Error{invalid_argument} for numbers of ranks by which the model's
+// heads cannot be divided, Error{unsupported} for a device other than the CPU.
+std::unique_ptr<Engine> load_parallel_engine(const EngineOptions& options,
+                                             const ParallelOptions& parallel);
+
+}  // namespace fovea

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+#include "fovea/parallel_engine.h"
+
+namespace fovea::cli {
+
+inline void add_tensor_parallel(CLI::App& command, ParallelOptions& options) {
+  command
+      .add_option("--tp", options.tensor_parallel,
+                  "ranks that share the model, threads of this process; on a CPU")
+      ->capture_default_str();
+}
+
+}  // namespace fovea::cli

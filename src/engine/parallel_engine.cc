@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every rank is an engine of its own with a part of the model. All get the same calls in the same
+// order, so they make the same decisions, and only their blocks and logits communicate.
+#include "fovea/parallel_engine.h"
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "core/available_cores.h"
+#include "core/check.h"
+#include "engine/generate.h"
+#include "engine/load_engine.h"
+#include "engine/plan_engine.h"
+#include "engine/rank_threads.h"
+#include "fovea/gpu.h"
+
+namespace fovea {
+namespace {
+
+constexpr int32_t kMaxRanks = 64;
+
+class ParallelEngine final : public Engine {
+ public:
+  ParallelEngine(const EngineOptions& options, const ParallelOptions& parallel)
+      : made_weights_(options.random_weights.has_value()),
+        communicators_(make_thread_communicators(parallel.tensor_parallel, parallel.communicator)),
+        threads_(parallel.tensor_parallel) {
+    for (const auto& communicator : communicators_) {
+      ranks_.push_back(load_engine(options, communicator.get()));
+    }
+  }
+  // Ends calls that wait before the engines and the communicators go.
+  ~ParallelEngine() override { communicators_[0]->abort("the engine is destroyed"); }
+
+  int64_t add(const GenerateRequest& request) override {
+    throw_if_failed();
+    const int64_t id = first().add(request);
+    next_id_ = id + 1;
+    on_others("add", [&](Engine& rank) {
+      const int64_t other = rank.add(request);
+      if (other != id) fail(ErrorCode::device_failure, "request {} has id {}", id, other);
+    });
+    return id;
+  }
+  void check(const GenerateRequest& request) const override { first().check(request); }
+  void cancel(int64_t request) override {
+    first().cancel(request);
+    on_others("cancel", [&](Engine& rank) { rank.cancel(request); });
+  }
+  bool idle() const override { return first().idle() && events_.empty(); }
+
+  std::vector<TokenEvent> step() override {
+    throw_if_failed();
+    std::vector<std::vector<TokenEvent>> events(ranks_.size());
+    run("step", [&](int rank) { events[index(rank)] = ranks_[index(rank)]->step(); });
+    for (size_t rank = 1; rank < ranks_.size(); ++rank) {
+      if (!same_tokens(events[0], events[rank])) {
+        fail_engine(fmt::format("step: ranks 0 and {} drew other tokens", rank));
+        throw_if_failed();
+      }
+    }
+    std::vector<TokenEvent> result = std::exchange(events_, {});
+    std::ranges::move(events[0], std::back_inserter(result));
+    return result;
+  }
+
+  void clear_prefix_cache() override {
+    for (const auto& rank : ranks_) rank->clear_prefix_cache();
+  }
+
+  std::vector<GenerateResult> generate(std::span<const GenerateRequest> requests,
+                                       const std::function<void(const TokenEvent&)>& on_token,
+                                       const std::function<bool()>& stop) override {
+    return generate_by_steps({*this, next_id_, events_}, requests, on_token, stop);
+  }
+
+  std::vector<float> logits(std::span<const int32_t> tokens) override {
+    throw_if_failed();
+    std::vector<float> result;
+    run("logits", [&](int rank) {
+      std::vector<float> own = ranks_[index(rank)]->logits(tokens);
+      if (rank == 0) result = std::move(own);
+    });
+    return result;
+  }
+
+  std::vector<int32_t> encode(std::string_view text) const override { return first().encode(text); }
+  std::vector<int32_t> encode_bare(std::string_view text) const override {
+    return first().encode_bare(text);
+  }
+  std::vector<int32_t> encode_chat(const ChatPrompt& prompt) const override {
+    return first().encode_chat(prompt);
+  }
+  std::vector<int32_t> encode_conversation(const Conversation& conversation) const override {
+    return first().encode_conversation(conversation);
+  }
+  ToolCallFormat tool_call_format() const override { return first().tool_call_format(); }
+  std::string decode(std::span<const int32_t> tokens) const override {
+    return first().decode(tokens);
+  }
+  std::string token_bytes(int32_t token) const override { return first().token_bytes(token); }
+  std::span<const int32_t> end_tokens() const override { return first().end_tokens(); }
+  int32_t vocabulary() const override { return first().vocabulary(); }
+  int32_t max_context() const override { return first().max_context(); }
+  int32_t wanted_context() const override { return first().wanted_context(); }
+  std::span<const std::string> notes() const override { return first().notes(); }
+  bool has_text() const override { return first().has_text(); }
+  std::span<const GroupSelection> selections() const override { return first().selections(); }
+
+  // Memory is that of all ranks together; weights of files are mapped once.
+  const EngineStats& stats() const override {
+    stats_ = first().stats();
+    for (size_t rank = 1; rank < ranks_.size(); ++rank) {
+      const EngineMemory& other = ranks_[rank]->stats().memory;
+      EngineMemory& sum = stats_.memory;
+      if (made_weights_) sum.weights += other.weights;
+      sum.caches += other.caches;
+      sum.activations += other.activations;
+      sum.positions += other.positions;
+      sum.attention += other.attention;
+      sum.logits += other.logits;
+      sum.products += other.products;
+      sum.batch += other.batch;
+    }
+    return stats_;
+  }
+  std::vector<StepRecord> take_step_records() override {
+    for (size_t rank = 1; rank < ranks_.size(); ++rank) (void)ranks_[rank]->take_step_records();
+    return first().take_step_records();
+  }
+  std::string explain() const override {
+    return fmt::format("tensor parallelism over {} ranks, threads of this process; each has:\n{}",
+                       ranks_.size(), first().explain());
+  }
+
+ private:
+  static size_t index(int rank) { return static_cast<size_t>(rank); }
+  Engine& first() const { return *ranks_[0]; }
+  static bool same_tokens(std::span<const TokenEvent> a, std::span<const TokenEvent> b) {
+    return std::ranges::equal(a, b, [](const TokenEvent& x, const TokenEvent& y) {
+      return x.request == y.request && x.token == y.token && x.finish == y.finish;
+    });
+  }
+
+  void throw_if_failed() const {
+    if (failure_) fail(ErrorCode::device_failure, "{}", *failure_);
+  }
+  void fail_engine(std::string reason) {
+    communicators_[0]->abort(reason);
+    if (!failure_) failure_ = std::move(reason);
+  }
+
+  // Runs body(rank) on all ranks at once. One that throws ends the others' waits and the engine.
+  template <typename Body>
+  void run(std::string_view call, const Body& body) {
+    try {
+      threads_.run([&](int rank) {
+        try {
+          body(rank);
+        } catch (const std::exception& error) {
+          communicators_[index(rank)]->abort(
+              fmt::format("{}: rank {} failed: {}", call, rank, error.what()));
+          throw;
+        }
+      });
+    } catch (const std::exception& error) {
+      fail_engine(fmt::format("{}: {}", call, error.what()));
+      name_first_failure();
+      throw_if_failed();
+    }
+  }
+  // The communicator keeps the reason that came first, of whichever rank.
+  void name_first_failure() {
+    try {
+      communicators_[0]->check();
+    } catch (const Error& error) {
+      failure_ = error.what();
+    }
+  }
+
+  // Calls that do not communicate.
+  template <typename Body>
+  void on_others(std::string_view call, const Body& body) {
+    for (size_t rank = 1; rank < ranks_.size(); ++rank) {
+      try {
+        body(*ranks_[rank]);
+      } catch (const std::exception& error) {
+        fail_engine(fmt::format("{}: rank {} failed: {}", call, rank, error.what()));
+        throw_if_failed();
+      }
+    }
+  }
+
+  const bool made_weights_;
+  const std::vector<std::unique_ptr<Communicator>> communicators_;
+  std::vector<std::unique_ptr<Engine>> ranks_;
+  RankThreads threads_;
+  int64_t next_id_ = 1;
+  std::vector<TokenEvent> events_;  // kept by generate(), not yet returned by step()
+  std::optional<std::string> failure_;
+  mutable EngineStats stats_;
+};
+
+}  // namespace
+
+std::unique_ptr<Engine> load_parallel_engine(const EngineOptions& options,
+                                             const ParallelOptions& parallel) {
+  const int32_t ranks = parallel.tensor_parallel;
+  check_argument(ranks >= 1 && ranks <= kMaxRanks, "tensor_parallel is {}, must be in [1, {}]",
+                 ranks, kMaxRanks);
+  check_engine_options(options);
+  const DeviceInfo device = find_device(options.device);
+  if (device.kind != DeviceKind::cpu && ranks > 1) {
+    fail(ErrorCode::unsupported,
+         "tensor_parallel is {}, device is {}: models are distributed on the CPU only", ranks,
+         options.device);
+  }
+  if (ranks == 1) return Engine::load(options);
+  EngineOptions of_rank = options;
+  const int threads = options.threads > 0 ? options.threads : available_cores();
+  of_rank.threads = std::max(1, threads / ranks);
+  const size_t budget =
+      options.kv_memory_bytes > 0 ? options.kv_memory_bytes : free_memory(device.device()) / 2;
+  of_rank.kv_memory_bytes = std::max<size_t>(1, budget / static_cast<size_t>(ranks));
+  return std::make_unique<ParallelEngine>(of_rank, parallel);
+}
+
+}  // namespace fovea

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// The threads of the ranks of one process.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace fovea {
+
+// Rank 0 runs on the calling thread, the others on threads that live as long as this object.
+class RankThreads {
+ public:
+  explicit RankThreads(int ranks);
+  ~RankThreads();
+  RankThreads(const RankThreads&) = delete;
+  RankThreads& operator=(const RankThreads&) = delete;
+
+  int size() const { return static_cast<int>(threads_.size()) + 1; }
+  // Runs body(rank) on every rank's thread and returns when all have finished. Rethrows the
+  // exception of the lowest rank that threw.
+  void run(const std::function<void(int rank)>& body);
+
+ private:
+  void serve(int rank);
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  const std::function<void(int)>* body_ = nullptr;  // argument of the current run()
+  int64_t round_ = 0;
+  int running_ = 0;
+  bool stopping_ = false;
+  std::vector<std::exception_ptr> thrown_;  // [ranks]
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace fovea

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model/shard.h"
+
+#include "core/check.h"
+
+namespace fovea {
+namespace {
+
+const std::byte* element(const Linear& linear, int64_t index) {
+  return linear.weight + index * static_cast<int64_t>(dtype_bytes(linear.dtype));
+}
+
+}  // namespace
+
+RankOf::RankOf(const ModelDevice& device) {
+  if (const Communicator* ranks = device.ranks()) {
+    size = ranks->size();
+    rank = ranks->rank();
+  }
+}
+
+Linear outputs_of(Linear linear, ShardRange range) {
+  linear.weight = element(linear, range.begin * (linear.is_kn ? 1 : linear.stride));
+  linear.n = static_cast<int32_t>(range.count);
+  if (linear.bias != nullptr) linear.bias += range.begin;
+  return linear;
+}
+
+Linear inputs_of(Linear linear, ShardRange range, const RankOf& rank) {
+  linear.weight = element(linear, range.begin * (linear.is_kn ? linear.stride : 1));
+  linear.k = static_cast<int32_t>(range.count);
+  if (rank.rank != 0) linear.bias = nullptr;
+  return linear;
+}
+
+HeadShard heads_of(const AttentionSpec& whole, const RankOf& rank) {
+  return shard_heads(whole.q_heads, whole.kv_heads, rank.size, rank.rank);
+}
+
+AttentionSpec shard_spec(AttentionSpec whole, const ModelDevice& device) {
+  const RankOf rank(device);
+  if (rank.alone()) return whole;
+  if (is_linear(whole.kind)) {
+    check_argument(whole.linear.key_heads % rank.size == 0,
+                   "ranks is {}, must divide the {} key heads of linear layers", rank.size,
+                   whole.linear.key_heads);
+    whole.linear.key_heads /= rank.size;
+    whole.linear.value_heads /= rank.size;
+    return whole;
+  }
+  const HeadShard heads = heads_of(whole, rank);
+  whole.q_heads = heads.q_heads;
+  whole.kv_heads = heads.kv_heads;
+  return whole;
+}
+
+void shard(SelfAttentionParts& parts, const ModelDevice& device) {
+  const RankOf rank(device);
+  if (rank.alone()) return;
+  if (parts.q_row_norm || parts.k_row_norm) {
+    fail(ErrorCode::unsupported,
+         "this model normalises all heads of q and k together, so its heads cannot be divided "
+         "among {} ranks",
+         rank.size);
+  }
+  const AttentionSpec& spec = parts.spec;
+  const HeadShard heads = heads_of(spec, rank);
+  const int64_t q_width = int64_t{spec.head_dim} * (parts.has_output_gate ? 2 : 1);
+  const int64_t k_width = spec.head_dim, v_width = spec.head_dim_v;
+  int64_t k_first = 0, v_first = 0;  // rows of k and v in their matrices
+  if (!parts.k) {
+    k_first = spec.q_heads * q_width;
+    v_first = k_first + spec.kv_heads * k_width;
+    parts.k = parts.v = parts.q;
+  }
+  parts.q = outputs_of(parts.q, {heads.q_begin * q_width, heads.q_heads * q_width});
+  parts.k = outputs_of(parts.k, {k_first + heads.kv_begin * k_width, heads.kv_heads * k_width});
+  parts.v = outputs_of(parts.v, {v_first + heads.kv_begin * v_width, heads.kv_heads * v_width});
+  parts.o = inputs_of(parts.o, {heads.q_begin * v_width, heads.q_heads * v_width}, rank);
+  if (!parts.sinks.empty()) {
+    parts.sinks =
+        parts.sinks.subspan(static_cast<size_t>(heads.q_begin), static_cast<size_t>(heads.q_heads));
+  }
+  parts.spec = shard_spec(spec, device);
+}
+
+void shard(MlpParts& parts, const ModelDevice& device) {
+  const RankOf rank(device);
+  if (rank.alone()) return;
+  const int64_t width = parts.width();
+  check_argument(width >= rank.size, "ranks is {}, an MLP of {} columns cannot be divided",
+                 rank.size, width);
+  const ShardRange own = rank.range(width);
+  if (parts.up) {
+    parts.up = outputs_of(parts.up, own);
+    parts.gate = outputs_of(parts.gate, own);
+  } else if (parts.alternates) {
+    parts.gate = outputs_of(parts.gate, {2 * own.begin, 2 * own.count});
+  } else {
+    parts.up = outputs_of(parts.gate, {width + own.begin, own.count});
+    parts.gate = outputs_of(parts.gate, own);
+  }
+  parts.down = inputs_of(parts.down, own, rank);
+}
+
+}  // namespace fovea

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// Cuts parts of a model, as read from a checkpoint, down to those of one rank of a tensor-parallel
+// group. Attention and feed-forward blocks are divided by heads and columns: their first matrices
+// by outputs, their last by inputs, so that a block's results over all ranks add up to the whole's.
+// Matrices stay in the mapped files, of which a rank reads its own part only. Without ranks
+// (ModelDevice::ranks()) nothing changes. Errors name the number that cannot be divided.
+#pragma once
+
+#include "fovea/attention_spec.h"
+#include "fovea/tensor_parallel.h"
+#include "model/device.h"
+#include "model/layers.h"
+
+namespace fovea {
+
+// Number of ranks and the device's own.
+struct RankOf {
+  int size = 1, rank = 0;
+
+  explicit RankOf(const ModelDevice& device);
+  bool alone() const { return size == 1; }
+  ShardRange range(int64_t count) const { return shard_range(count, size, rank); }
+};
+
+// Returns the matrix that computes only these outputs, with their biases.
+Linear outputs_of(Linear linear, ShardRange range);
+// Returns the matrix that reads only these inputs. Rank 0 keeps the bias, which is added once.
+Linear inputs_of(Linear linear, ShardRange range, const RankOf& rank);
+
+// Returns the heads of the rank, from a spec with all heads.
+HeadShard heads_of(const AttentionSpec& whole, const RankOf& rank);
+// Returns the spec with these heads only. Linear layers are divided by key heads.
+AttentionSpec shard_spec(AttentionSpec whole, const ModelDevice& device);
+
+// parts.spec has all heads before and the rank's afterwards.
+void shard(SelfAttentionParts& parts, const ModelDevice& device);
+void shard(MlpParts& parts, const ModelDevice& device);
+
+}  // namespace fovea

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+// An engine whose model is distributed over ranks gives the text of one rank, for every
+// architecture; ranks that fail or hang end it with a reason.
+#include "fovea/parallel_engine.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cmath>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+#include "engine/reference_text.h"
+#include "engine/small_engine.h"
+#include "fovea/error.h"
+#include "support/expect_error.h"
+#include "support/golden_model.h"
+
+namespace fovea {
+namespace {
+
+using std::chrono::milliseconds;
+using test::expect_error;
+using test::expect_invalid;
+
+EngineOptions options_for(const std::string& folder) {
+  EngineOptions options;
+  options.model_path = folder;
+  options.kv_memory_bytes = size_t{64} << 20;
+  options.max_context = 1024;
+  options.max_requests = 8;
+  options.max_batch_tokens = 256;
+  options.threads = 2;
+  return options;
+}
+
+class TextOfRanks : public testing::TestWithParam<std::tuple<const char*, int>> {
+ protected:
+  std::string model() const { return std::get<0>(GetParam()); }
+  std::unique_ptr<Engine> load(EngineOptions options) const {
+    return load_parallel_engine(options, {.tensor_parallel = std::get<1>(GetParam())});
+  }
+};
+
+// Batched, with chunked prompts and reused prefixes.
+TEST_P(TextOfRanks, IsTheReferences) {
+  const std::unique_ptr<Engine> engine = load(options_for(model_folder(model())));
+  const std::vector<ReferencePrompt> all = read_reference(model());
+  std::vector<GenerateRequest> requests;
+  for (const ReferencePrompt& prompt : all) requests.push_back(greedy_request(prompt));
+  for (const bool warm : {false, true}) {
+    const std::vector<GenerateResult> results = engine->generate(requests);
+    for (size_t i = 0; i < all.size(); ++i) {
+      EXPECT_EQ(results[i].tokens, all[i].greedy) << i << (warm ? " warm" : " cold");
+    }
+  }
+  EXPECT_GT(engine->stats().prefix_hits, 0);
+  expect_no_leak(*engine);
+}
+
+INSTANTIATE_TEST_SUITE_P(TwoRanks, TextOfRanks,
+                         testing::Combine(testing::ValuesIn(kTestModels), testing::Values(2)));
+// The other models have two heads.
+INSTANTIATE_TEST_SUITE_P(FourRanks, TextOfRanks,
+                         testing::Combine(testing::Values("llama", "qwen3", "gpt_oss",
+                                                          "llama4_text"),
+                                          testing::Values(4)));
+
+// Sampling is by the same seed on all ranks, and tokens drawn ahead are theirs, too.
+TEST(ParallelEngine, SampledTextIsThatOfOneRank) {
+  EngineOptions options = options_for(model_folder("llama"));
+  options.overlap = true;
+  const std::unique_ptr<Engine> whole = Engine::load(options);
+  const std::unique_ptr<Engine> divided = load_parallel_engine(options, {.tensor_parallel = 2});
+  std::vector<GenerateRequest> requests(3);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    requests[i].prompt = "In the beginning";
+    requests[i].sampling.temperature = 0.8f;
+    requests[i].sampling.seed = i;
+    requests[i].sampling.max_new_tokens = 24;
+  }
+  const auto expected = whole->generate(requests), got = divided->generate(requests);
+  for (size_t i = 0; i < requests.size(); ++i) EXPECT_EQ(got[i].text, expected[i].text);
+}
+
+// Architectures without a checkpoint in testdata, by the logits of a short text.
+TEST(ParallelEngine, LogitsOfEveryArchitectureAreThoseOfOneRank) {
+  const std::vector<int32_t> tokens = {5, 9, 2, 17, 30, 4, 8, 11, 3};
+  int divided = 0;
+  for (const std::string& name : golden_models()) {
+    EngineOptions options = options_for(golden_folder(name));
+    options.max_context = 64;
+    const std::vector<float> expected = Engine::load(options)->logits(tokens);
+    if (name == "olmo2") {  // whose norms of q and k are over all heads
+      expect_error(ErrorCode::unsupported, "normalises all heads of q and k together",
+                   [&] { load_parallel_engine(options, {.tensor_parallel = 2}); });
+      continue;
+    }
+    const std::vector<float> got =
+        load_parallel_engine(options, {.tensor_parallel = 2})->logits(tokens);
+    ASSERT_EQ(got.size(), expected.size()) << name;
+    for (size_t i = 0; i < got.size(); ++i) {
+      ASSERT_NEAR(got[i], expected[i], 1e-4 * std::max(1.0f, std::fabs(expected[i])))
+          << name << ", logit " << i;
+    }
+    ++divided;
+  }
+  EXPECT_GE(divided, 10);
+}
+
+GenerateRequest short_request() {
+  GenerateRequest request;
+  request.prompt = "And it came to pass";
+  request.sampling.max_new_tokens = 20;
+  return request;
+}
+
+TEST(ParallelEngine, ARankThatFailsEndsTheEngineWithTheReason) {
+  ParallelOptions parallel{.tensor_parallel = 2};
+  parallel.communicator.arrive = [](int rank, int64_t call) {
+    if (rank == 1 && call == 40) throw std::runtime_error("injected");
+  };
+  const auto engine = load_parallel_engine(options_for(model_folder("llama")), parallel);
+  const GenerateRequest request = short_request();
+  expect_error(ErrorCode::device_failure, "rank 1 failed: injected", [&] {
+    (void)engine->generate({&request, 1});
+  });
+  expect_error(ErrorCode::device_failure, "injected", [&] { (void)engine->step(); });
+  expect_error(ErrorCode::device_failure, "injected", [&] { (void)engine->add(request); });
+}
+
+TEST(ParallelEngine, ARankThatHangsEndsTheEngineAfterTheTimeout) {
+  ParallelOptions parallel{.tensor_parallel = 2};
+  parallel.communicator.timeout = milliseconds(300);
+  parallel.communicator.arrive = [](int rank, int64_t call) {
+    if (rank == 1 && call == 40) std::this_thread::sleep_for(milliseconds(1500));
+  };
+  const auto engine = load_parallel_engine(options_for(model_folder("llama")), parallel);
+  const GenerateRequest request = short_request();
+  expect_error(ErrorCode::device_failure, "rank 1 did not come within 300 ms", [&] {
+    (void)engine->generate({&request, 1});
+  });
+}
+
+TEST(ParallelEngine, CancelledRequestsLeaveAllRanks) {
+  const auto engine =
+      load_parallel_engine(options_for(model_folder("llama")), {.tensor_parallel = 2});
+  const int64_t id = engine->add(short_request());
+  (void)engine->step();
+  engine->cancel(id);
+  const std::vector<TokenEvent> events = engine->step();
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_EQ(events[0].finish, FinishReason::cancelled);
+  EXPECT_TRUE(engine->idle());
+  const GenerateRequest request = short_request();
+  EXPECT_EQ(engine->generate({&request, 1}).front().tokens.size(), 20u);
+  expect_no_leak(*engine);
+}
+
+TEST(ParallelEngine, NamesTheArgument) {
+  const EngineOptions options = options_for(model_folder("llama"));
+  const auto load = [&](int32_t ranks) {
+    (void)load_parallel_engine(options, {.tensor_parallel = ranks});
+  };
+  expect_invalid("tensor_parallel is 0, must be in [1, 64]", [&] { load(0); });
+  expect_invalid("tensor_parallel is 65", [&] { load(65); });
+  expect_invalid("ranks is 3, 4 q heads and 2 kv heads can be divided among 1, 2, 4",
+                 [&] { load(3); });
+  const auto engine = load_parallel_engine(options, {.tensor_parallel = 2});
+  EXPECT_NE(engine->explain().find("tensor parallelism over 2 ranks"), std::string::npos);
+  GenerateRequest bad = short_request();
+  bad.sampling.temperature = -1;
+  expect_invalid("temperature", [&] { (void)engine->add(bad); });
+  EXPECT_EQ(engine->add(short_request()), 1);
+}
+
+}  // namespace
+}  // namespace fovea
