@@ -21,7 +21,7 @@ struct NcclId {
 };
 
 struct NcclOptions {
-  std::string library = {};        // path of another NCCL
+  std::string path = {};           // path of another NCCL
   void* barrier_memory = nullptr;  // 4 bytes of device memory; null: allocated on the device
 };
 

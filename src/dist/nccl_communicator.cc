@@ -38,7 +38,7 @@ int type_of(DType dtype) {
 
 // The context of the table of functions.
 struct NcclRanks {
-  std::shared_ptr<const Library> library;
+  std::shared_ptr<const Library> calls;
   nccl::Comm comm = nullptr;
   int size = 1;
   Device device;
@@ -48,16 +48,16 @@ struct NcclRanks {
   bool aborted = false;
 
   int all_to_all(const void* send, void* receive, size_t bytes, Stream stream) const {
-    Result result = library->group_start();
+    Result result = calls->group_start();
     for (int rank = 0; rank < size && result == nccl::kSuccess; ++rank) {
       const size_t offset = static_cast<size_t>(rank) * bytes;
-      result = library->send(static_cast<const char*>(send) + offset, bytes, nccl::kBytes, rank,
-                             comm, stream);
+      result = calls->send(static_cast<const char*>(send) + offset, bytes, nccl::kBytes, rank, comm,
+                           stream);
       if (result != nccl::kSuccess) break;
-      result = library->receive(static_cast<char*>(receive) + offset, bytes, nccl::kBytes, rank,
-                                comm, stream);
+      result = calls->receive(static_cast<char*>(receive) + offset, bytes, nccl::kBytes, rank, comm,
+                              stream);
     }
-    const Result end = library->group_end();
+    const Result end = calls->group_end();
     return result != nccl::kSuccess ? result : end;
   }
   int barrier(Stream stream) {
@@ -66,8 +66,8 @@ struct NcclRanks {
       context.bind();
       barrier_memory = barrier_buffer.emplace(sizeof(int32_t)).data();
     }
-    return library->all_reduce(barrier_memory, barrier_memory, 1, nccl::kInt32, nccl::kMax, comm,
-                               stream);
+    return calls->all_reduce(barrier_memory, barrier_memory, 1, nccl::kInt32, nccl::kMax, comm,
+                             stream);
   }
 };
 
@@ -77,20 +77,20 @@ void set_collectives(CommunicatorFunctions& table) {
   table.all_reduce = [](void* context, const void* send, void* receive, int64_t count, DType dtype,
                         ReduceOp op, Stream stream) {
     const NcclRanks& own = ranks_of(context);
-    return own.library->all_reduce(send, receive, static_cast<size_t>(count), type_of(dtype),
-                                   op == ReduceOp::sum ? nccl::kSum : nccl::kMax, own.comm, stream);
+    return own.calls->all_reduce(send, receive, static_cast<size_t>(count), type_of(dtype),
+                                 op == ReduceOp::sum ? nccl::kSum : nccl::kMax, own.comm, stream);
   };
   table.reduce_scatter = [](void* context, const void* send, void* receive, int64_t count,
                             DType dtype, ReduceOp op, Stream stream) {
     const NcclRanks& own = ranks_of(context);
-    return own.library->reduce_scatter(send, receive, static_cast<size_t>(count), type_of(dtype),
-                                       op == ReduceOp::sum ? nccl::kSum : nccl::kMax, own.comm,
-                                       stream);
+    return own.calls->reduce_scatter(send, receive, static_cast<size_t>(count), type_of(dtype),
+                                     op == ReduceOp::sum ? nccl::kSum : nccl::kMax, own.comm,
+                                     stream);
   };
   table.all_gather = [](void* context, const void* send, void* receive, size_t bytes,
                         Stream stream) {
     const NcclRanks& own = ranks_of(context);
-    return own.library->all_gather(send, receive, bytes, nccl::kBytes, own.comm, stream);
+    return own.calls->all_gather(send, receive, bytes, nccl::kBytes, own.comm, stream);
   };
   table.all_to_all = [](void* context, const void* send, void* receive, size_t bytes,
                         Stream stream) {
@@ -98,7 +98,7 @@ void set_collectives(CommunicatorFunctions& table) {
   };
   table.broadcast = [](void* context, void* data, size_t bytes, int root, Stream stream) {
     const NcclRanks& own = ranks_of(context);
-    return own.library->broadcast(data, data, bytes, nccl::kBytes, root, own.comm, stream);
+    return own.calls->broadcast(data, data, bytes, nccl::kBytes, root, own.comm, stream);
   };
   table.barrier = [](void* context, Stream stream) { return ranks_of(context).barrier(stream); };
 }
@@ -107,22 +107,22 @@ void set_errors(CommunicatorFunctions& table) {
   table.async_error = [](void* context) {
     const NcclRanks& own = ranks_of(context);
     Result result = nccl::kSuccess;
-    const Result asked = own.library->async_error(own.comm, &result);
+    const Result asked = own.calls->async_error(own.comm, &result);
     if (asked != nccl::kSuccess) return asked;
     return result == nccl::kInProgress ? nccl::kSuccess : result;
   };
   // A caller's ncclComm_t stays valid: its owner aborts it.
   table.abort = [](void* context) {
     NcclRanks& own = ranks_of(context);
-    if (own.owned) own.library->abort(own.comm);
+    if (own.owned) own.calls->abort(own.comm);
     own.aborted = true;
   };
   table.describe = [](void* context, int error) {
-    return ranks_of(context).library->error_text(error);
+    return ranks_of(context).calls->error_text(error);
   };
   table.destroy = [](void* context) {
     const std::unique_ptr<NcclRanks> own(static_cast<NcclRanks*>(context));
-    if (own->owned && !own->aborted) own->library->destroy(own->comm);
+    if (own->owned && !own->aborted) own->calls->destroy(own->comm);
   };
 }
 
@@ -150,7 +150,7 @@ void check_gpu(Device device) {
 }  // namespace
 
 NcclId make_nccl_id(const NcclOptions& options) {
-  const auto library = nccl::load(options.library);
+  const auto library = nccl::load(options.path);
   NcclId id;
   check_result(*library, library->get_unique_id(&id), "ncclGetUniqueId");
   return id;
@@ -162,14 +162,14 @@ std::unique_ptr<Communicator> make_nccl_communicator(const NcclId& id, int rank,
   check_argument(size > 0, "size is {}, must be positive", size);
   check_argument(rank >= 0 && rank < size, "rank is {}, must be in [0, {})", rank, size);
   auto ranks = std::make_unique<NcclRanks>();
-  ranks->library = nccl::load(options.library);
+  ranks->calls = nccl::load(options.path);
   ranks->size = size;
   ranks->device = device;
   ranks->owned = true;
   ranks->barrier_memory = options.barrier_memory;
   std::optional<gpu::Context> context;
   if (options.barrier_memory == nullptr) context.emplace(device.index).bind();
-  check_result(*ranks->library, ranks->library->init_rank(&ranks->comm, size, id, rank),
+  check_result(*ranks->calls, ranks->calls->init_rank(&ranks->comm, size, id, rank),
                "ncclCommInitRank");
   return make_over(std::move(ranks), rank);
 }
@@ -179,13 +179,13 @@ std::unique_ptr<Communicator> wrap_nccl_communicator(void* comm, Device device,
   check_gpu(device);
   check_argument(comm != nullptr, "comm is null");
   auto ranks = std::make_unique<NcclRanks>();
-  ranks->library = nccl::load(options.library);
+  ranks->calls = nccl::load(options.path);
   ranks->comm = comm;
   ranks->device = device;
   ranks->barrier_memory = options.barrier_memory;
   int rank = 0;
-  check_result(*ranks->library, ranks->library->count(comm, &ranks->size), "ncclCommCount");
-  check_result(*ranks->library, ranks->library->user_rank(comm, &rank), "ncclCommUserRank");
+  check_result(*ranks->calls, ranks->calls->count(comm, &ranks->size), "ncclCommCount");
+  check_result(*ranks->calls, ranks->calls->user_rank(comm, &rank), "ncclCommUserRank");
   return make_over(std::move(ranks), rank);
 }
 

@@ -21,11 +21,11 @@ using test::expect_invalid;
 constexpr Device kGpu{DeviceKind::cuda, 0};
 
 std::vector<std::unique_ptr<Communicator>> make_ranks(int count, std::vector<int32_t>& memory) {
-  const NcclId id = make_nccl_id({.library = FOVEA_FAKE_NCCL});
+  const NcclId id = make_nccl_id({.path = FOVEA_FAKE_NCCL});
   memory.resize(static_cast<size_t>(count));
   std::vector<std::unique_ptr<Communicator>> ranks;
   for (int rank = 0; rank < count; ++rank) {
-    const NcclOptions options{.library = FOVEA_FAKE_NCCL,
+    const NcclOptions options{.path = FOVEA_FAKE_NCCL,
                               .barrier_memory = &memory[static_cast<size_t>(rank)]};
     ranks.push_back(make_nccl_communicator(id, rank, count, kGpu, options));
   }
@@ -56,7 +56,7 @@ TEST(NcclCommunicator, AnAbortIsAnErrorOfAllRanks) {
 }
 
 TEST(NcclCommunicator, NamesTheArgumentOrTheReason) {
-  const NcclOptions fake{.library = FOVEA_FAKE_NCCL};
+  const NcclOptions fake{.path = FOVEA_FAKE_NCCL};
   const NcclId id = make_nccl_id(fake);
   expect_invalid("device is cpu, must be a GPU",
                  [&] { make_nccl_communicator(id, 0, 1, {}, fake); });
@@ -68,9 +68,9 @@ TEST(NcclCommunicator, NamesTheArgumentOrTheReason) {
     make_nccl_communicator({}, 0, 1, kGpu, {FOVEA_FAKE_NCCL, &memory});
   });
   expect_error(ErrorCode::unsupported, "NCCL cannot be loaded",
-               [] { make_nccl_id({.library = "/nowhere/libnccl.so"}); });
+               [] { make_nccl_id({.path = "/nowhere/libnccl.so"}); });
   expect_error(ErrorCode::unsupported, "has no ncclGetUniqueId",
-               [] { make_nccl_id({.library = "libm.so.6"}); });
+               [] { make_nccl_id({.path = "libm.so.6"}); });
 }
 
 }  // namespace
