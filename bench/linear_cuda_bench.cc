@@ -1,10 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Times a layer of `linear_cuda`: decode, verification of four drafts with a snapshot after each,
-// and prompts, with the convolution, over states that no cache holds. The floor of decode is the
-// bytes of all states read and written at the measured rate of copies; verification writes five
-// states for each read one. Argument: a part of the names of cases.
+// Times linear layers on a GPU, over inputs and states that no cache holds. Argument: a part of the
+// names of cases.
+//
+// `delta` and `mamba2` are layers of `linear_cuda` with their convolution: decode, verification of
+// four drafts with a snapshot after each, and prompts. Their floor is the bytes of all states, read
+// and written at the measured rate of copies; verification writes five states for each read one.
+//
+// `chunks` is the prefill of gated delta net on Hopper by itself, plan included. Its floor is the
+// larger of the bytes of q, k, v and outputs at the rate of copies, and the products of all chunks
+// at the measured rate.
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <memory>
 #include <span>
 #include <string>
@@ -14,10 +21,15 @@
 #include "bench/gpu_ceilings.h"
 #include "bench/gpu_timing.h"
 #include "fovea/error.h"
+#include "fovea/gpu.h"
 #include "fovea/select_backend.h"
+#include "kernels/cuda/gdn_prefill.h"
+#include "kernels/cuda/store.h"
 
 namespace fovea::bench {
 namespace {
+
+namespace cuda = kernels::cuda;
 
 struct Shape {
   const char* name;
@@ -45,7 +57,8 @@ constexpr Load kLoads[] = {
     {"decode 32", 32, 1, false},     {"decode 128", 128, 1, false},
     {"decode 256", 256, 1, false},   {"verify 4 of 32", 32, 4, true},
     {"prompt 1x1k", 1, 1024, false}, {"prompt 1x4k", 1, 4096, false},
-    {"prompt 8x2k", 8, 2048, false},
+    {"prompt 8x2k", 8, 2048, false}, {"prompt 1x16k", 1, 16384, false},
+    {"prompt 4x8k", 4, 8192, false},
 };
 
 constexpr int64_t kCacheBytes = int64_t{256} << 20;  // more than any cache holds
@@ -134,10 +147,12 @@ class Layers {
 
   void make_backend(Device device, Stream stream) {
     const BackendRegistry registry = BackendRegistry::builtin();
-    backend_ = registry.find("linear_cuda")
-                   ->create({.spec = {.kind = shape_.kind, .linear = shape_.linear},
-                             .state = pool_.get(),
-                             .device = device});
+    backend_ =
+        registry.find("linear_cuda")
+            ->create(
+                {.spec = {.kind = shape_.kind, .q_dtype = DType::bf16, .linear = shape_.linear},
+                 .state = pool_.get(),
+                 .device = device});
     backend_->reserve({.max_requests = load_.requests,
                        .max_tokens = tokens_,
                        .max_q_len = load_.tokens,
@@ -154,6 +169,108 @@ class Layers {
   std::unique_ptr<AttentionBackend> backend_;
 };
 
+struct ChunkShape {
+  const char* name;
+  int32_t requests, tokens;  // tokens of each request
+  int32_t key_heads, value_heads;
+};
+
+constexpr ChunkShape kChunkShapes[] = {
+    {"chunks 16/32 1x1k", 1, 1024, 16, 32},   {"chunks 16/32 1x4k", 1, 4096, 16, 32},
+    {"chunks 16/32 1x16k", 1, 16384, 16, 32}, {"chunks 16/32 8x2k", 8, 2048, 16, 32},
+    {"chunks 16/32 4x8k", 4, 8192, 16, 32},   {"chunks 4/8 1x1k", 1, 1024, 4, 8},
+    {"chunks 4/8 1x16k", 1, 16384, 4, 8},     {"chunks 16/64 1x8k", 1, 8192, 16, 64},
+};
+
+// Products of a chunk and a value head in units of 64 x 64 x 128: two with the state and its
+// update, two units each, and two over tokens. Value heads share two units, of keys and of queries.
+constexpr double kOwnUnits = 3 * 2 + 2, kSharedUnits = 2;
+
+// One layer's inputs and outputs.
+struct ChunkInputs {
+  gpu::DeviceBuffer q, k, v, log_decay, beta, state, out;
+
+  ChunkInputs(const ChunkShape& shape, MeasureKernels& kernels, uint32_t seed, Stream stream) {
+    constexpr int64_t kDim = cuda::kGdnDim;
+    const int64_t tokens = int64_t{shape.requests} * shape.tokens;
+    const auto fill = [&](gpu::DeviceBuffer& buffer, DType dtype, int64_t count, float factor,
+                          float offset) {
+      buffer = gpu::DeviceBuffer(static_cast<size_t>(count) * (dtype == DType::f32 ? 4 : 2));
+      kernels.fill_noise(buffer.data(), dtype, count, ++seed, factor, offset, stream);
+    };
+    fill(q, DType::bf16, tokens * shape.key_heads * kDim, 1, 0);
+    fill(k, DType::bf16, tokens * shape.key_heads * kDim, 1, 0);
+    fill(v, DType::bf16, tokens * shape.value_heads * kDim, 1, 0);
+    fill(log_decay, DType::f32, tokens * shape.value_heads, 0.01f, -0.1f);
+    fill(beta, DType::f32, tokens * shape.value_heads, 0.05f, 0.5f);
+    fill(state, DType::f32, int64_t{shape.requests} * shape.value_heads * kDim * kDim, 1, 0);
+    fill(out, DType::f32, tokens * shape.value_heads * kDim, 0, 0);
+  }
+};
+
+// Returns the bytes of inputs in bf16 and outputs in f32, each moved once.
+double bytes_of(const ChunkShape& shape) {
+  return 1.0 * shape.requests * shape.tokens * cuda::kGdnDim *
+         (2 * 2 * shape.key_heads + (2 + 4) * shape.value_heads);
+}
+
+double floor_seconds(const ChunkShape& shape, const GpuCeilings& ceilings) {
+  constexpr double kUnitFlops = 2.0 * cuda::kGdnChunk * cuda::kGdnChunk * cuda::kGdnDim;
+  const int32_t chunks = shape.requests * shape.tokens / cuda::kGdnChunk;
+  const double units = shape.value_heads * kOwnUnits + shape.key_heads * kSharedUnits;
+  return std::max(bytes_of(shape) / ceilings.copy_bytes,
+                  chunks * units * kUnitFlops / ceilings.matmul_flops);
+}
+
+double seconds_of(const ChunkShape& shape, MeasureKernels& kernels, Stream stream) {
+  const int32_t tokens = shape.requests * shape.tokens;
+  const cuda::GdnPrefillSetup setup = {.key_heads = shape.key_heads,
+                                       .value_heads = shape.value_heads,
+                                       .key_dim = cuda::kGdnDim,
+                                       .value_dim = cuda::kGdnDim,
+                                       .sm = kernels.context().info().sm,
+                                       .multiprocessors = kernels.context().info().cores};
+  const cuda::GdnPrefill prefill(setup, cuda::kernel_store());
+  const gpu::DeviceBuffer workspace(
+      cuda::GdnPrefill::workspace_bytes(setup, tokens, shape.requests));
+  std::vector<cuda::StateSpan> spans;
+  for (int32_t i = 0; i < shape.requests; ++i) {
+    spans.push_back({i * shape.tokens, (i + 1) * shape.tokens, i, false, true});
+  }
+  const gpu::DeviceBuffer device_spans = gpu::to_device(spans, stream);
+  const cuda::GdnPrefillBatch batch = {
+      .spans = device_spans.data<cuda::StateSpan>(), .requests = shape.requests, .tokens = tokens};
+  std::vector<ChunkInputs> layers;
+  const auto sets = static_cast<int32_t>(kCacheBytes / static_cast<int64_t>(bytes_of(shape))) + 1;
+  for (int32_t i = 0; i < sets; ++i) {
+    layers.emplace_back(shape, kernels, static_cast<uint32_t>(100 * i), stream);
+  }
+  const auto run = [&](int32_t turn, Stream to) {
+    const ChunkInputs& layer = layers[static_cast<size_t>(turn % sets)];
+    cuda::GdnPrefillTensors tensors;
+    tensors.q = layer.q.data();
+    tensors.k = layer.k.data();
+    tensors.v = layer.v.data();
+    tensors.q_token_stride = tensors.k_token_stride = int64_t{shape.key_heads} * cuda::kGdnDim;
+    tensors.v_token_stride = tensors.out_token_stride = int64_t{shape.value_heads} * cuda::kGdnDim;
+    tensors.log_decay = layer.log_decay.data<float>();
+    tensors.beta = layer.beta.data<float>();
+    tensors.state = layer.state.data<float>();
+    tensors.state_slot_stride = int64_t{shape.value_heads} * cuda::kGdnDim * cuda::kGdnDim;
+    tensors.out = layer.out.data<float>();
+    tensors.scale = 0.088388348f;
+    tensors.l2_normalise_qk = true;
+    prefill.plan(batch, workspace.data(), to);
+    prefill.run(batch, tensors, workspace.data(), to);
+  };
+  return time_on_gpu(run, sets, PowerState::burst, stream).seconds;
+}
+
+void print_row(std::string_view name, double seconds, double floor) {
+  fmt::print("| {} | {:.1f} | {:.1f} | {:.2f} |\n", name, seconds * 1e6, floor * 1e6,
+             floor / seconds);
+}
+
 void run_all(std::string_view filter) {
   const gpu::Context context(0);
   MeasureKernels kernels(context);
@@ -166,11 +283,13 @@ void run_all(std::string_view filter) {
     for (const Load& load : kLoads) {
       const std::string name = fmt::format("{} {}", shape.name, load.name);
       if (name.find(filter) == std::string::npos) continue;
-      const double seconds = Layers(shape, load, kernels, stream.get()).seconds(stream.get());
-      const double floor = floor_seconds(shape, load, ceilings);
-      fmt::print("| {} | {:.1f} | {:.1f} | {:.2f} |\n", name, seconds * 1e6, floor * 1e6,
-                 floor / seconds);
+      print_row(name, Layers(shape, load, kernels, stream.get()).seconds(stream.get()),
+                floor_seconds(shape, load, ceilings));
     }
+  }
+  for (const ChunkShape& shape : kChunkShapes) {
+    if (std::string_view(shape.name).find(filter) == std::string_view::npos) continue;
+    print_row(shape.name, seconds_of(shape, kernels, stream.get()), floor_seconds(shape, ceilings));
   }
 }
 

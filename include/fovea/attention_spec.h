@@ -124,9 +124,9 @@ struct AttentionSpec {
   int32_t head_dim = 0;    // q and k
   int32_t head_dim_v = 0;  // v and out
 
-  // Type of q, of the new k and v, and of out. If fp8 (kind mha over an e4m3 cache), only q has
-  // it; k, v and out are bf16. `flash` then rounds softmax weights to e4m3, too.
-  DType q_dtype = DType::f32;
+  // Type of q, k, v and out; if fp8 (kind mha over an e4m3 cache), of q only, the others are bf16.
+  // Tensors of linear kinds are f32; bf16 lets backends round q, k, v and states for products.
+  DType q_dtype = DType::f32;  // with fp8, `flash` rounds softmax weights to e4m3, too
 
   int32_t window = 0;  // a query sees the last `window` keys including itself; 0: off
   int32_t chunk = 0;   // a query sees keys of its own aligned chunk only (Llama 4); 0: off

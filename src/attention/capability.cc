@@ -123,9 +123,10 @@ std::vector<Reason> capability_reasons(const Capability& can, const BackendReque
   reasons.unless(head_dim <= can.max_head_dim, RejectCode::head_dim,
                  fmt::format("head_dim is {}, at most {}", head_dim, can.max_head_dim));
   reasons.unless_listed(RejectCode::q_dtype, "q_dtype", can.q_dtypes, spec.q_dtype);
-  reasons.unless(!is_linear(spec.kind) || spec.q_dtype == DType::f32, RejectCode::q_dtype,
-                 fmt::format("q_dtype is {}, linear kinds accept: {}", dtype_name(spec.q_dtype),
-                             dtype_name(DType::f32)));
+  reasons.unless(!is_linear(spec.kind) || spec.q_dtype == DType::f32 || spec.q_dtype == DType::bf16,
+                 RejectCode::q_dtype,
+                 fmt::format("q_dtype is {}, linear kinds accept: {}, {}", dtype_name(spec.q_dtype),
+                             dtype_name(DType::f32), dtype_name(DType::bf16)));
   if (uses_kv_cache(spec)) check_cache(can, request.cache, reasons);
   check_scores(can, spec, reasons);
   reasons.unless(!spec.batch_invariant || can.batch_invariant, RejectCode::batch_invariant,

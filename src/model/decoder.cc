@@ -324,7 +324,7 @@ void Model::forward(const ModelInputs& inputs, std::span<AttentionBackend* const
 std::unique_ptr<Model> make_decoder(DecoderParts parts) {
   parts.checkpoint->check_intact();
   for (LayerGroup& group : parts.info.groups) {
-    if (!is_linear(group.spec.kind)) group.spec.q_dtype = parts.device->activation_dtype();
+    group.spec.q_dtype = parts.device->activation_dtype();
   }
   return std::make_unique<DecoderModel>(std::move(parts));
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "fovea/select_backend.h"
+#include "kernels/cuda/common/gdn_params.h"
 #include "support/expect_error.h"
 
 namespace fovea {
@@ -50,6 +51,7 @@ TEST(LinearEntry, ServesBothKindsFromAmpereOn) {
       [](auto& r) { r.spec.linear.conv_width = 8; },
       [](auto& r) { r.spec.linear.conv_width = 0; },
       [](auto& r) { r.spec.batch_invariant = true; },
+      [](auto& r) { r.spec.q_dtype = DType::bf16; },
   };
   for (const Change& change : changes) EXPECT_EQ(reasons(change), "");
 }
@@ -72,8 +74,8 @@ TEST(LinearEntry, RefusesEveryLimitByName) {
        [](auto& r) { r.spec.linear.conv_width = 9; }},
       {"limits: max_requests is 65536, at most 65535\n",
        [](auto& r) { r.limits.max_requests = 65536; }},
-      {"q_dtype: q_dtype is bf16, linear kinds accept: fp32\n",
-       [](auto& r) { r.spec.q_dtype = DType::bf16; }},
+      {"q_dtype: q_dtype is fp16, linear kinds accept: fp32, bf16\n",
+       [](auto& r) { r.spec.q_dtype = DType::f16; }},
   };
   for (const auto& [reason, change] : wrong) {
     EXPECT_NE(reasons(change).find(reason), std::string::npos) << reasons(change);
@@ -89,8 +91,17 @@ TEST(LinearEntry, WorkspaceHoldsSpansAndConvolvedTokens) {
   }
   const size_t plan = 8 * 16 + 2 * 64 * sizeof(int32_t);
   EXPECT_EQ(bytes(), plan + 64 * size_t{2 * 2 * 128 + 4 * 128} * sizeof(float));
+  const size_t token_by_token = bytes();
   request.spec.linear.conv_width = 0;
   EXPECT_EQ(bytes(), plan);
+
+  // A prompt of 64 tokens in chunks: the terms of two chunks, because one may be cut.
+  request = delta_net();
+  request.spec.q_dtype = DType::bf16;
+  EXPECT_GE(bytes(), token_by_token + 2 * 4 * sizeof(kernels::cuda::GdnTerms));
+  EXPECT_LE(bytes(), token_by_token + 2 * 4 * sizeof(kernels::cuda::GdnTerms) + 128);
+  request.spec.batch_invariant = true;
+  EXPECT_EQ(bytes(), token_by_token);
 }
 
 }  // namespace

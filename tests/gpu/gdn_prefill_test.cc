@@ -25,7 +25,9 @@ using test::to_device;
 using test::to_host;
 
 constexpr int32_t kDim = kGdnDim;
-constexpr uint16_t kUntouched = 0xABCD;
+constexpr float kUntouched = 12345;
+bool is_untouched(float value) { return value == kUntouched; }
+constexpr int32_t kSpare = 70;  // tokens behind those of a batch
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 struct Request {
@@ -55,8 +57,7 @@ struct Batch {
 };
 
 struct Results {
-  std::vector<uint16_t> out;
-  std::vector<float> states;
+  std::vector<float> out, states;
 };
 
 int64_t state_size(const Case& test) { return int64_t{test.value_heads} * kDim * kDim; }
@@ -128,6 +129,20 @@ Batch part_of(const Case& test, const Batch& all, std::span<const size_t> reques
   return part;
 }
 
+bool in_chunks(const Case& test, int32_t tokens, bool padding) {
+  return tokens > 0 && tokens >= test.min_tokens && !padding;
+}
+
+std::vector<StateSpan> spans_of(const Case& test, const Batch& batch) {
+  std::vector<StateSpan> spans;
+  for (size_t i = 0; i < batch.slots.size(); ++i) {
+    const int32_t begin = batch.q_indptr[i], end = batch.q_indptr[i + 1];
+    const bool chunked = in_chunks(test, end - begin, batch.slots[i] < 0);
+    spans.push_back({begin, end, batch.slots[i], batch.kv_lens[i] <= end - begin, chunked});
+  }
+  return spans;
+}
+
 // One request and head in fp64, by the definition. With `rounds` it is the plain computation that
 // rounds like the kernel: the state as an operand and new values to bf16.
 struct HeadResult {
@@ -174,7 +189,7 @@ HeadResult exact(const Case& test, const Batch& batch, size_t request, int32_t h
         s[j] = alpha * s[j] + u * k[j];
         o += rounded(s[j]) * q[j];
       }
-      result.out.push_back(rounded(o / std::sqrt(double{kDim})));
+      result.out.push_back(o / std::sqrt(double{kDim}));
     }
   }
   return result;
@@ -195,7 +210,6 @@ class GdnPrefillTest : public test::GpuKernelTest<::testing::TestWithParam<Case>
  protected:
   // Runs a batch; tokens beyond it belong to nobody and are NaN.
   Results run(const Batch& batch) {
-    constexpr int32_t kSpare = 70;
     const Case& test = GetParam();
     const auto spared = [&](auto values, int32_t width, auto nan) {
       values.insert(values.end(), static_cast<size_t>(int64_t{kSpare} * width), nan);
@@ -207,26 +221,22 @@ class GdnPrefillTest : public test::GpuKernelTest<::testing::TestWithParam<Case>
                v = spared(batch.v, test.value_heads * kDim, nan);
     const auto log_decay = spared(batch.log_decay, test.value_heads, kNan),
                beta = spared(batch.beta, test.value_heads, kNan);
-    const auto q_indptr = to_device(batch.q_indptr), kv_lens = to_device(batch.kv_lens),
-               slots = to_device(batch.slots);
+    const auto spans = to_device(spans_of(test, batch));
     const auto states = to_device(batch.states);
     const auto out_size =
         static_cast<size_t>(int64_t{batch.tokens() + kSpare} * test.value_heads * kDim);
-    const auto out = to_device(std::vector<uint16_t>(out_size, kUntouched));
+    const auto out = to_device(std::vector<float>(out_size, kUntouched));
     const GdnPrefillSetup setup = {.key_heads = test.key_heads,
                                    .value_heads = test.value_heads,
                                    .key_dim = kDim,
                                    .value_dim = kDim,
-                                   .max_tokens = batch.tokens() + kSpare,
-                                   .max_requests = batch.requests() + 1,
                                    .min_tokens = test.min_tokens,
                                    .sm = context->info().sm,
                                    .multiprocessors = context->info().cores};
     const GdnPrefill prefill(setup, *store);
-    const gpu::DeviceBuffer workspace(GdnPrefill::workspace_bytes(setup));
-    const GdnPrefillBatch view = {.q_indptr = q_indptr.data<int32_t>(),
-                                  .kv_lens = kv_lens.data<int32_t>(),
-                                  .state_slots = slots.data<int32_t>(),
+    const gpu::DeviceBuffer workspace(
+        GdnPrefill::workspace_bytes(setup, batch.tokens() + kSpare, batch.requests()));
+    const GdnPrefillBatch view = {.spans = spans.data<StateSpan>(),
                                   .requests = batch.requests(),
                                   .tokens = batch.tokens() + kSpare};
     GdnPrefillTensors tensors = {.q = q.data(), .k = k.data(), .v = v.data()};
@@ -236,16 +246,16 @@ class GdnPrefillTest : public test::GpuKernelTest<::testing::TestWithParam<Case>
     tensors.beta = beta.data<float>();
     tensors.state = states.data<float>();
     tensors.state_slot_stride = state_size(test);
-    tensors.out = out.data();
+    tensors.out = out.data<float>();
     tensors.scale = 1 / std::sqrt(static_cast<float>(kDim));
     tensors.l2_normalise_qk = test.l2_normalise;
     prefill.plan(view, workspace.data(), nullptr);
     prefill.run(view, tensors, workspace.data(), nullptr);
     gpu::synchronize(nullptr);
-    return {to_host<uint16_t>(out, out_size), to_host<float>(states, batch.states.size())};
+    return {to_host<float>(out, out_size), to_host<float>(states, batch.states.size())};
   }
 
-  static std::span<const uint16_t> out_rows(const Results& results, int32_t first, int32_t count) {
+  static std::span<const float> out_rows(const Results& results, int32_t first, int32_t count) {
     const auto width = static_cast<size_t>(GetParam().value_heads * kDim);
     return std::span(results.out)
         .subspan(static_cast<size_t>(first) * width, static_cast<size_t>(count) * width);
@@ -267,12 +277,10 @@ class GdnPrefillTest : public test::GpuKernelTest<::testing::TestWithParam<Case>
         return std::span(rows).subspan(static_cast<size_t>(i) * kDim, kDim);
       };
       double plain_out = 0, plain_state = 0;
-      for (int32_t i = 0; i < tokens; ++i) {
+      for (int32_t i = 0; i < tokens; ++i)
         plain_out = std::max(plain_out, row_error(row(plain.out, i), row(want.out, i)));
-      }
-      for (int32_t i = 0; i < kDim; ++i) {
+      for (int32_t i = 0; i < kDim; ++i)
         plain_state = std::max(plain_state, row_error(row(plain.state, i), row(want.state, i)));
-      }
       const auto allowed = [](double plain_error) {
         return test::kBf16Budget.times_plain * plain_error +
                test::kBf16Budget.units * test::kBf16Budget.unit;
@@ -281,8 +289,8 @@ class GdnPrefillTest : public test::GpuKernelTest<::testing::TestWithParam<Case>
       for (int32_t i = 0; i < tokens; ++i) {
         std::vector<double> got;
         for (int32_t n = 0; n < kDim; ++n) {
-          got.push_back(bf16_to_float(results.out[static_cast<size_t>(
-              (int64_t{begin + i} * test.value_heads + head) * kDim + n)]));
+          got.push_back(results.out[static_cast<size_t>(
+              (int64_t{begin + i} * test.value_heads + head) * kDim + n)]);
         }
         const double error = row_error(got, row(want.out, i));
         worst_out = std::max(worst_out, error);
@@ -319,11 +327,8 @@ TEST_P(GdnPrefillTest, AgreesWithFp64) {
   for (size_t i = 0; i < test.requests.size(); ++i) {
     const Request& request = test.requests[i];
     const auto rows = out_rows(results, batch.q_indptr[i], request.tokens);
-    if (request.tokens == 0 || request.tokens < test.min_tokens || request.padding) {
-      const bool is_ours = request.padding && request.tokens >= test.min_tokens;
-      EXPECT_TRUE(std::ranges::all_of(
-          rows, [&](uint16_t value) { return value == (is_ours ? 0 : kUntouched); }))
-          << "request " << i;
+    if (!in_chunks(test, request.tokens, request.padding)) {
+      EXPECT_TRUE(std::ranges::all_of(rows, is_untouched)) << "request " << i;
       if (!request.padding) {
         EXPECT_TRUE(
             same_bits(state(results.states, batch.slots[i]), state(batch.states, batch.slots[i])))
@@ -333,11 +338,7 @@ TEST_P(GdnPrefillTest, AgreesWithFp64) {
       expect_right(batch, results, i);
     }
   }
-  const auto spare = out_rows(
-      results, batch.tokens(),
-      static_cast<int32_t>(results.out.size() / static_cast<size_t>(test.value_heads) / kDim) -
-          batch.tokens());
-  EXPECT_TRUE(std::ranges::all_of(spare, [](uint16_t value) { return value == kUntouched; }));
+  EXPECT_TRUE(std::ranges::all_of(out_rows(results, batch.tokens(), kSpare), is_untouched));
   EXPECT_TRUE(same_bits(state(results.states, 0), state(batch.states, 0)));  // nobody's
 }
 

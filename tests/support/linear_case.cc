@@ -4,6 +4,9 @@
 #include <algorithm>
 #include <cmath>
 #include <random>
+#include <type_traits>
+
+#include "core/float_types.h"
 
 namespace fovea::test {
 namespace {
@@ -58,7 +61,12 @@ class Recurrence {
   Expected run() {
     out_.resize(static_cast<size_t>(length_ * spec_.linear.value_heads * spec_.linear.value_dim));
     for (int32_t head = 0; head < spec_.linear.value_heads; ++head) {
-      spec_.kind == AttentionKind::mamba2 ? mamba2(head) : gated_delta_net(head);
+      const bool rounds = std::is_same_v<Real, float> && spec_.q_dtype == DType::bf16;
+      if (spec_.kind == AttentionKind::mamba2) {
+        mamba2(head);
+      } else {
+        rounds ? rounded_delta_net(head) : gated_delta_net(head);
+      }
     }
     return {out_, {}};
   }
@@ -116,6 +124,39 @@ class Recurrence {
       for (int32_t i = 0; i < values; ++i) {
         const std::vector<Real> row(state.begin() + i * keys, state.begin() + (i + 1) * keys);
         out(t, head, i) = static_cast<double>(dot(row, q) / std::sqrt(static_cast<Real>(keys)));
+      }
+    }
+  }
+
+  static Real rounded(Real x) { return bf16_to_float(float_to_bf16(static_cast<float>(x))); }
+
+  // By the definition, with operands of products rounded to bf16.
+  void rounded_delta_net(int32_t head) {
+    const int32_t keys = spec_.linear.key_dim, values = spec_.linear.value_dim;
+    const int64_t all_keys = int64_t{spec_.linear.key_heads} * keys;
+    const int64_t key_head = head / (spec_.linear.value_heads / spec_.linear.key_heads);
+    const auto rounded_part = [&](int64_t token, int64_t begin, int32_t width) {
+      std::vector<Real> row = part(token, begin, width);
+      for (Real& x : row) x = rounded(x);
+      return row;
+    };
+    std::vector<Real> state(static_cast<size_t>(values * keys), 0);
+    for (int64_t t = 0; t < length_; ++t) {
+      const auto q = normalised(rounded_part(t, key_head * keys, keys));
+      const auto k = normalised(rounded_part(t, all_keys + key_head * keys, keys));
+      const auto v = rounded_part(t, 2 * all_keys + int64_t{head} * values, values);
+      const int64_t gate = t * spec_.linear.value_heads + head;
+      const Real alpha = std::exp(static_cast<Real>(sequence_.log_decay[gate]));
+      for (int32_t i = 0; i < values; ++i) {
+        Real* const row = &state[static_cast<size_t>(i) * keys];
+        Real recalled = 0, read = 0;
+        for (int32_t j = 0; j < keys; ++j) recalled += rounded(alpha * row[j]) * k[j];
+        const Real change = rounded(sequence_.beta[gate] * (v[i] - recalled));
+        for (int32_t j = 0; j < keys; ++j) {
+          row[j] = alpha * row[j] + change * k[j];
+          read += rounded(row[j]) * q[j];
+        }
+        out(t, head, i) = static_cast<double>(read / std::sqrt(static_cast<Real>(keys)));
       }
     }
   }
@@ -187,6 +228,12 @@ std::vector<LinearCase> linear_cases() {
   test.lengths = {1, 9, 2};
   cases.push_back(test);
 
+  // 64 tokens and more may be computed in chunks.
+  test.name = "delta_rounded";
+  test.spec.q_dtype = DType::bf16;
+  test.lengths = {130, 64, 1, 63};
+  cases.push_back(test);
+
   test = linear_case("mamba2", AttentionKind::mamba2, 1, 4);
   cases.push_back(test);
   test.name = "mamba2_groups";
@@ -242,8 +289,9 @@ LinearData make_data(const LinearCase& test) {
 
 OracleResult oracle(const LinearCase& test, const LinearData& data, size_t sequence) {
   const LinearSequence& tokens = data.sequences[sequence];
-  return {Recurrence<double>(test, data, tokens).run(),
-          Recurrence<float>(test, data, tokens).run()};
+  return {.exact = Recurrence<double>(test, data, tokens).run(),
+          .plain = Recurrence<float>(test, data, tokens).run(),
+          .rounded_keys = test.spec.q_dtype == DType::bf16};
 }
 
 }  // namespace fovea::test

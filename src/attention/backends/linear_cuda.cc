@@ -15,7 +15,7 @@ namespace {
 
 constexpr char kName[] = "linear_cuda";
 constexpr AttentionKind kKinds[] = {AttentionKind::gated_delta_net, AttentionKind::mamba2};
-constexpr DType kQDtypes[] = {DType::f32};
+constexpr DType kQDtypes[] = {DType::f32, DType::bf16};
 constexpr int32_t kVector = 4;  // values that a kernel reads at once
 
 Capability capability() {
@@ -59,12 +59,12 @@ BackendEntry linear_cuda_backend() {
     if (is_linear(request.spec.kind)) check_dims(request.spec.linear, reasons);
     append_limit_reasons(request.limits, reasons);
     if (reasons.empty()) {
-      append_missing_kernels(cuda_linear_variants(request.spec, request.device.sm), reasons);
+      append_missing_kernels(cuda_linear_variants(request.spec, request.device), reasons);
     }
     return reasons;
   };
   entry.workspace_bytes = [](const BackendRequest& request) {
-    return cuda_linear_workspace_bytes(request.spec, request.limits);
+    return cuda_linear_workspace_bytes(request.spec, request.limits, request.device);
   };
   entry.create = [](const BackendContext& context) { return make_cuda_linear(kName, context); };
   return guarded(std::move(entry));

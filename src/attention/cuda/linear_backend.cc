@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attention/cuda/linear_backend.h"
 
+#include <optional>
+
 #include "attention/cuda/backend_base.h"
 #include "attention/cuda/layer.h"
 #include "attention/validate/spec.h"
 #include "core/check.h"
+#include "kernels/cuda/gdn_prefill.h"
 #include "kernels/cuda/portable/causal_conv/launch.h"
 #include "kernels/cuda/portable/linear_plan/launch.h"
 #include "kernels/cuda/portable/recurrence/launch.h"
@@ -20,21 +23,49 @@ cuda::RecurrenceKind recurrence_of(const AttentionSpec& spec) {
                                             : cuda::RecurrenceKind::delta;
 }
 
+// Requests of fewer tokens are faster token by token.
+constexpr int32_t kMinChunked = 64;
+
+cuda::GdnPrefillSetup chunked_setup(const AttentionSpec& spec, const DeviceInfo& device) {
+  const LinearSpec& linear = spec.linear;
+  return {.key_heads = linear.key_heads,
+          .value_heads = linear.value_heads,
+          .key_dim = linear.key_dim,
+          .value_dim = linear.value_dim,
+          .min_tokens = kMinChunked,
+          .sm = device.sm,
+          .multiprocessors = device.cores};
+}
+
+// Returns whether prompts are computed in chunks. Chunks take their inputs in bf16, as the
+// convolution writes them, and cuts of a prompt change their bits.
+bool has_chunks(const AttentionSpec& spec, const DeviceInfo& device) {
+  return spec.kind == AttentionKind::gated_delta_net && spec.q_dtype == DType::bf16 &&
+         !spec.batch_invariant && spec.linear.conv_width > 0 &&
+         cuda::GdnPrefill::serves(chunked_setup(spec, device));
+}
+
 struct Buffers {
   cuda::StateSpan* spans = nullptr;   // [max_requests]
   int32_t* token_requests = nullptr;  // [max_tokens]
   int32_t* snapshot_slots = nullptr;  // [max_tokens]
   float* convolved = nullptr;         // [max_tokens, conv_dim], with a convolution
+  void* chunked = nullptr;            // workspace of chunks, if there are any
 };
 
 Buffers carve_buffers(WorkspaceCarver& workspace, const AttentionSpec& spec,
-                      const BatchLimits& limits) {
+                      const BatchLimits& limits, const DeviceInfo& device) {
   Buffers buffers;
   buffers.spans = workspace.take<cuda::StateSpan>(limits.max_requests);
   buffers.token_requests = workspace.take<int32_t>(limits.max_tokens);
   buffers.snapshot_slots = workspace.take<int32_t>(limits.max_tokens);
   if (spec.linear.conv_width > 0) {
     buffers.convolved = workspace.take<float>(int64_t{limits.max_tokens} * spec.linear.conv_dim());
+  }
+  if (has_chunks(spec, device)) {
+    const size_t bytes = cuda::GdnPrefill::workspace_bytes(chunked_setup(spec, device),
+                                                           limits.max_tokens, limits.max_requests);
+    buffers.chunked = workspace.take_bytes(bytes).data();
   }
   return buffers;
 }
@@ -70,10 +101,10 @@ class CudaLinear final : public CudaBackendBase {
 
  private:
   size_t count_bytes(const BatchLimits& limits) const override {
-    return cuda_linear_workspace_bytes(spec(), limits);
+    return cuda_linear_workspace_bytes(spec(), limits, device_info());
   }
   void carve(WorkspaceCarver& workspace, const BatchLimits& limits) override {
-    buffers_ = carve_buffers(workspace, spec(), limits);
+    buffers_ = carve_buffers(workspace, spec(), limits, device_info());
   }
   void check_batch(const BatchView& batch) const override;
   void check_layer(const LayerTensors& tensors) const override { validate_alignment(tensors); }
@@ -82,14 +113,20 @@ class CudaLinear final : public CudaBackendBase {
 
   bool convolves() const { return spec().linear.conv_width > 0; }
   void convolve(const LinearTensors& linear, const StateLayerView& state, gpu::Launcher launcher);
+  void run_chunks(gpu::Launcher launcher);
+  cuda::GdnPrefillBatch chunked_batch() const {
+    return {.spans = buffers_.spans, .requests = batch().requests, .tokens = batch().tokens};
+  }
 
   cuda::LinearPlanner planner_;
   cuda::CausalConv conv_;
   cuda::RecurrentKernels recurrence_;
+  std::optional<cuda::GdnPrefill> chunks_;
   cuda::RecurrenceParams params_;  // each pass and each layer add theirs
   std::vector<StateLayerView> layers_;
   Buffers buffers_;
   bool one_token_ = false;  // no request of the planned batch has more than one
+  bool chunked_ = false;    // requests of the planned batch may be in chunks
 };
 
 CudaLinear::CudaLinear(std::string_view name, const BackendContext& context)
@@ -101,6 +138,9 @@ CudaLinear::CudaLinear(std::string_view name, const BackendContext& context)
       cuda::recurrence_variants(recurrence_of(spec()), spec().linear.key_dim, sm), store);
   if (convolves()) {
     conv_ = cuda::CausalConv(cuda::causal_conv_variants(spec().linear.conv_width, sm), store);
+  }
+  if (has_chunks(spec(), device_info())) {
+    chunks_.emplace(chunked_setup(spec(), device_info()), store);
   }
   for (int32_t i = 0; i < states()->spec().layers; ++i) {
     layers_.push_back(states()->layer(i));
@@ -116,6 +156,10 @@ void CudaLinear::check_batch(const BatchView& batch) const {
 }
 
 void CudaLinear::plan_batch(const BatchView& batch, gpu::Launcher launcher) {
+  const int32_t hint = batch.hints.max_q_len;
+  one_token_ = batch.mode == ForwardMode::decode || hint == 1;
+  chunked_ =
+      chunks_ && !one_token_ && (hint == 0 || hint >= kMinChunked) && batch.tokens >= kMinChunked;
   const bool snapshots = !batch.linear.snapshot_slots.empty();
   cuda::LinearPlanParams plan{};
   plan.plan.spans = buffers_.spans;
@@ -128,9 +172,10 @@ void CudaLinear::plan_batch(const BatchView& batch, gpu::Launcher launcher) {
   plan.snapshot_slots = batch.linear.snapshot_slots.data();
   plan.slots = states()->slots();
   plan.tokens = batch.tokens;
+  plan.min_chunked = chunked_ ? kMinChunked : 0;
   planner_.run(plan, batch.requests, launcher);
   params_.plan = plan.plan;
-  one_token_ = batch.mode == ForwardMode::decode || batch.hints.max_q_len == 1;
+  if (chunked_) chunks_->plan(chunked_batch(), buffers_.chunked, launcher);
 }
 
 void CudaLinear::convolve(const LinearTensors& linear, const StateLayerView& state,
@@ -162,23 +207,50 @@ void CudaLinear::run_layer(const LayerTensors& tensors, gpu::Launcher launcher) 
   params_.l2_normalise = tensors.linear.l2_normalise_qk;
   params_.state_is_ready = convolves();
   recurrence_.run(params_, batch().requests, one_token_, launcher);
+  if (chunked_) run_chunks(launcher);
+}
+
+// The recurrence of requests that are in_chunks, with the parameters of that of the others.
+void CudaLinear::run_chunks(gpu::Launcher launcher) {
+  const auto* const convolved = reinterpret_cast<const uint16_t*>(buffers_.convolved);
+  cuda::GdnPrefillTensors tensors;
+  tensors.q = convolved + params_.out_at;
+  tensors.k = convolved + params_.in_at;
+  tensors.v = convolved + params_.values_at;
+  tensors.q_token_stride = tensors.k_token_stride = tensors.v_token_stride =
+      2 * params_.mixed_stride;  // rows are as long as those in f32
+  tensors.log_decay = params_.log_decay;
+  tensors.beta = params_.strength;
+  tensors.state = params_.state;
+  tensors.state_slot_stride = params_.state_slot_stride;
+  tensors.out = params_.result;
+  tensors.out_token_stride = params_.result_stride;
+  tensors.scale = params_.scale;
+  tensors.l2_normalise_qk = params_.l2_normalise != 0;
+  chunks_->run(chunked_batch(), tensors, buffers_.chunked, launcher);
 }
 
 }  // namespace
 
-size_t cuda_linear_workspace_bytes(const AttentionSpec& spec, const BatchLimits& limits) {
+size_t cuda_linear_workspace_bytes(const AttentionSpec& spec, const BatchLimits& limits,
+                                   const DeviceInfo& device) {
   WorkspaceCarver counter(nullptr);
-  carve_buffers(counter, spec, limits);
+  carve_buffers(counter, spec, limits, device);
   return counter.bytes();
 }
 
-std::vector<gpu::KernelVariant> cuda_linear_variants(const AttentionSpec& spec, int sm) {
+std::vector<gpu::KernelVariant> cuda_linear_variants(const AttentionSpec& spec,
+                                                     const DeviceInfo& device) {
+  const int sm = device.sm;
   std::vector<gpu::KernelVariant> needed =
       cuda::recurrence_variants(recurrence_of(spec), spec.linear.key_dim, sm);
+  const auto add = [&](const std::vector<gpu::KernelVariant>& more) {
+    needed.insert(needed.end(), more.begin(), more.end());
+  };
   needed.push_back(cuda::linear_plan_variant(sm));
-  if (spec.linear.conv_width > 0) {
-    const auto conv = cuda::causal_conv_variants(spec.linear.conv_width, sm);
-    needed.insert(needed.end(), conv.begin(), conv.end());
+  if (spec.linear.conv_width > 0) add(cuda::causal_conv_variants(spec.linear.conv_width, sm));
+  if (has_chunks(spec, device)) {
+    add(cuda::GdnPrefill::variants(chunked_setup(spec, device)));
   }
   return needed;
 }

@@ -15,23 +15,20 @@ namespace fovea::kernels::cuda {
 struct GdnPrefillSetup {
   int32_t key_heads = 0, value_heads = 0;
   int32_t key_dim = 0, value_dim = 0;
-  int32_t max_tokens = 0, max_requests = 0;  // limits of a batch
-  // Shorter requests, decodes for example, are left to another kernel, their outputs included.
-  int32_t min_tokens = 1;
+  int32_t min_tokens = 1;  // tokens of the shortest request that is in_chunks
   int sm = 0;
   int32_t multiprocessors = 0;
 };
 
-// The tokens and states of a batch, on the device, as StateBatch describes them.
+// The requests of a batch. Those that are not in_chunks are left alone, their outputs included.
 struct GdnPrefillBatch {
-  const int32_t* q_indptr = nullptr;
-  const int32_t* kv_lens = nullptr;
-  const int32_t* state_slots = nullptr;
+  const StateSpan* spans = nullptr;  // [requests], device memory; those in_chunks have a slot
   int32_t requests = 0;
   int32_t tokens = 0;  // maximum of all requests together
 };
 
-// Device memory. Strides count elements; those of q, k and v are multiples of 8.
+// Device memory. Strides count elements; those of q, k and v are multiples of 8, that of `out` is a
+// multiple of 2.
 struct GdnPrefillTensors {
   const void* q = nullptr;  // [tokens, key_heads, 128] bf16
   const void* k = nullptr;  // the same
@@ -41,7 +38,7 @@ struct GdnPrefillTensors {
   const float* beta = nullptr;       // [tokens, value_heads]
   float* state = nullptr;            // [slots, value_heads, 128, 128]: rows of values
   int64_t state_slot_stride = 0;
-  void* out = nullptr;  // [tokens, value_heads, 128] bf16
+  float* out = nullptr;  // [tokens, value_heads, 128]
   int64_t out_token_stride = 0;
   float scale = 1;
   bool l2_normalise_qk = false;
@@ -55,14 +52,17 @@ class GdnPrefill {
   static bool serves(const GdnPrefillSetup& setup);
   // Returns what the constructor takes from the store.
   static std::vector<gpu::KernelVariant> variants(const GdnPrefillSetup& setup);
-  // Returns the bytes that plan() and run() need at `workspace`, aligned to 16.
-  static size_t workspace_bytes(const GdnPrefillSetup& setup);
+  // Returns the bytes that plan() and run() need at `workspace`, aligned to 16, for batches of up
+  // to max_tokens tokens of up to max_requests requests.
+  static size_t workspace_bytes(const GdnPrefillSetup& setup, int32_t max_tokens,
+                                int32_t max_requests);
 
   GdnPrefill() = default;
   // Error{unsupported} as Kernel's constructor.
   GdnPrefill(const GdnPrefillSetup& setup, gpu::KernelStore& store);
 
-  // Lists the chunks of a batch, once for all layers. Legal in a capture, as run() is.
+  // Lists the chunks of a batch, once for all layers, from the spans. Legal in a capture, as run()
+  // is.
   void plan(const GdnPrefillBatch& batch, void* workspace, gpu::Launcher launcher) const;
   // Enqueues a layer's recurrence for the planned batch.
   void run(const GdnPrefillBatch& batch, const GdnPrefillTensors& tensors, void* workspace,

@@ -3,6 +3,7 @@
 // alike. The operation is that of kernels/linear_attention.h.
 #pragma once
 
+#include "kernels/cuda/common/linear_params.h"
 #include "kernels/cuda/common/tensor_map.h"
 
 namespace fovea::kernels::cuda {
@@ -31,13 +32,27 @@ struct alignas(1024) GdnTerms {
   float decay;
 };
 
-// Requests of fewer than min_tokens tokens are left to another kernel.
+// A request that is in_chunks, and its chunks.
+struct alignas(16) GdnWalk {
+  int32_t request;
+  int32_t first_chunk, chunks;
+};
+
+struct GdnCounts {
+  int32_t chunks, walks;
+};
+
+// The result of sm90/gdn_plan, which all layers of a pass share.
+struct GdnPlan {
+  GdnChunk* chunks;   // [max_chunks]
+  GdnWalk* walks;     // [max_walks]
+  GdnCounts* counts;  // [1]
+};
+
 struct GdnPlanParams {
-  const int32_t* q_indptr;     // [requests + 1]
-  const int32_t* state_slots;  // [requests]; -1: padding, which has no chunks
-  int32_t* chunk_begin;        // [requests + 1]
-  GdnChunk* chunks;            // [max_chunks]
-  int32_t requests, min_tokens, max_chunks;
+  GdnPlan plan;
+  const StateSpan* spans;  // [requests]
+  int32_t requests, max_chunks, max_walks;
 };
 
 // Parameters of sm90/gdn_chunks and sm90/gdn_states.
@@ -45,17 +60,13 @@ struct alignas(64) GdnPrefillParams {
   TensorMap q, k, v;       // [tokens, heads * 128], boxes [64, 64]
   const float* log_decay;  // [tokens, value_heads], ln(alpha)
   const float* beta;       // [tokens, value_heads]
-  const int32_t* q_indptr;
-  const int32_t* kv_lens;
-  const int32_t* state_slots;
-  const int32_t* chunk_begin;
-  const GdnChunk* chunks;
+  const StateSpan* spans;
+  GdnPlan plan;
   GdnTerms* terms;  // [max_chunks, value_heads]
   float* state;     // [slots, value_heads, 128, 128]: rows of values
   int64_t state_slot_stride;
-  uint16_t* out;  // [tokens, value_heads, 128]
+  float* out;  // [tokens, value_heads, 128]
   int64_t out_token_stride;
-  int32_t requests, min_tokens;
   int32_t key_heads, value_heads;
   float scale;
   int32_t l2_normalise;

@@ -15,7 +15,8 @@ namespace fovea::kernels::cuda {
 struct alignas(16) StateSpan {
   int32_t begin, end;  // tokens of the batch; equal: there is nothing to do
   int32_t slot;        // -1: the tokens give 0 and no state is read or written
-  int32_t from_zero;   // the slot holds no state of this request yet
+  int16_t from_zero;   // the slot holds no state of this request yet
+  int16_t in_chunks;   // sm90/gdn_* compute the tokens, from convolved values in bf16
 };
 
 // The result of portable/linear_plan, which all layers of a pass share.
@@ -35,6 +36,7 @@ struct LinearPlanParams {
   const int32_t* snapshot_slots;  // [tokens] or null
   int32_t slots;                  // slots of the pool; others count as -1
   int32_t tokens;                 // room of the plan's arrays
+  int32_t min_chunked;  // requests of as many tokens, none with a snapshot, are in_chunks; 0: none
 };
 
 // A block takes the channels of threads in x and `tile` tokens in y; with `windows` the windows of
@@ -46,7 +48,7 @@ struct CausalConvKernelParams {
   const float* bias;    // [dim] or null
   float* state;         // [slots, dim, width - 1], oldest first
   int64_t state_slot_stride;
-  float* y;  // [tokens, dim]
+  float* y;  // [tokens, dim]; tokens in_chunks fill the first half of their row with bf16
   int32_t dim, width;
   int32_t tile;
   int32_t keeps_windows;  // no request has more than one token, so windows are stored at once

@@ -34,6 +34,15 @@ struct CausalConvConfig {
       }
       return span.from_zero ? 0.0f : window(span.slot)[params.width - 1 - (span.begin - token)];
     }
+
+    __device__ void store(const StateSpan& span, int32_t token, float output) const {
+      float* const row = params.y + static_cast<int64_t>(token) * params.dim;
+      if (span.in_chunks) {
+        reinterpret_cast<uint16_t*>(row)[channel] = static_cast<uint16_t>(pack<bf16>(output, 0));
+      } else {
+        row[channel] = output;
+      }
+    }
   };
 
   // The last inputs of a channel; the newest is the last, and the first kTaps - width are 0.
@@ -107,7 +116,7 @@ struct CausalConvConfig {
         continue;
       }
       window.add(params.x[at]);
-      params.y[at] = weights.output(window);
+      channel.store(span, token, weights.output(window));
       const int32_t snapshot = params.plan.snapshot_slots ? params.plan.snapshot_slots[token] : -1;
       if (snapshot >= 0) window.store(channel, snapshot);
       if (params.keeps_windows) window.store(channel, span.slot);

@@ -24,17 +24,22 @@ struct LinearPlanConfig {
     const auto request = static_cast<int32_t>(blockIdx.x);
     const int32_t begin = params.q_indptr[request];
     const int32_t end = min(params.q_indptr[request + 1], params.tokens);
-    if (threadIdx.x == 0) {
-      params.plan.spans[request] = {begin, end, checked(params, params.state_slots[request]),
-                                    params.kv_lens[request] <= end - begin};
-    }
+    int has_snapshot = 0;
     for (int32_t token = begin + static_cast<int32_t>(threadIdx.x); token < end;
          token += kThreads) {
       params.plan.token_requests[token] = request;
       if (params.plan.snapshot_slots) {
-        params.plan.snapshot_slots[token] = checked(params, params.snapshot_slots[token]);
+        const int32_t slot = checked(params, params.snapshot_slots[token]);
+        params.plan.snapshot_slots[token] = slot;
+        has_snapshot |= slot >= 0;
       }
     }
+    has_snapshot = __syncthreads_or(has_snapshot);
+    if (threadIdx.x != 0) return;
+    const int32_t slot = checked(params, params.state_slots[request]);
+    const bool is_long = params.min_chunked > 0 && end - begin >= params.min_chunked;
+    params.plan.spans[request] = {begin, end, slot, params.kv_lens[request] <= end - begin,
+                                  is_long && slot >= 0 && !has_snapshot};
   }
 };
 

@@ -184,7 +184,7 @@ struct RecurrenceConfig {
     if (!params.state_is_ready) wait_for_previous_kernel();
     const Place place(params);
     const StateSpan span = params.plan.spans[blockIdx.y];
-    const bool runs = span.begin < span.end && span.slot >= 0;
+    const bool runs = span.begin < span.end && span.slot >= 0 && !span.in_chunks;
     State state;
     if (runs && !span.from_zero) {
       state.load(params, place, span.slot);
@@ -204,7 +204,7 @@ struct RecurrenceConfig {
       state.store(params, place, span.slot);
       return;
     }
-    if (place.column != 0) return;
+    if (place.column != 0 || span.in_chunks) return;
     for (int32_t token = span.begin; token < span.end; ++token) {
 #pragma unroll
       for (int r = 0; r < Shape::kRows; ++r) store_result(params, place, token, r, 0);

@@ -41,7 +41,7 @@ struct Task {
   // `chunks` counts the chunks of the batch.
   __device__ __forceinline__ Task(const GdnPrefillParams& params, int task, int chunks)
       : number(task % chunks), key_head(task / chunks) {
-    chunk = params.chunks[number];
+    chunk = params.plan.chunks[number];
   }
 };
 

@@ -94,7 +94,7 @@ struct GdnChunksConfig {
     }
     __syncthreads();
     wait_and_allow_next();
-    if (threadIdx.x == 0) shared.chunks = params.chunk_begin[params.requests];
+    if (threadIdx.x == 0) shared.chunks = params.plan.counts->chunks;
     __syncthreads();
     const auto exists = [&](int task) { return task < shared.chunks * params.key_heads; };
     int task = static_cast<int>(blockIdx.x);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lists the chunks of 64 tokens of all requests, in one block. Chunks begin at a request's first
-// token, so that they do not depend on other requests.
+// Lists the requests that are computed in chunks and their chunks of 64 tokens, in one block.
+// Chunks begin at a request's first token, so that they do not depend on other requests.
 #pragma once
 
 #include "kernels/cuda/common/gdn_params.h"
@@ -20,24 +20,28 @@ struct GdnPlanConfig {
     extern __shared__ __align__(16) char dynamic_shared[];
     auto& shared = *reinterpret_cast<SharedMemory*>(dynamic_shared);
     wait_and_allow_next();
-    int end = 0;  // end of the chunks of earlier rounds
+    GdnCounts end = {};  // sums of earlier rounds
     for (int first = 0; first < params.requests; first += kThreads) {
       const int request = first + static_cast<int>(threadIdx.x);
-      const bool exists = request < params.requests;
-      const int begin = exists ? params.q_indptr[request] : 0;
-      const int tokens = exists ? params.q_indptr[request + 1] - begin : 0;
-      const bool counts = exists && tokens >= params.min_tokens && params.state_slots[request] >= 0;
-      const int own = counts ? (tokens + kGdnChunk - 1) / kGdnChunk : 0;
-      int sum;
-      const int at = end + exclusive_scan(own, sum, shared);
-      if (exists) params.chunk_begin[request] = min(at, params.max_chunks);
+      StateSpan span = {};
+      if (request < params.requests) span = params.spans[request];
+      const int tokens = span.in_chunks ? span.end - span.begin : 0;
+      const int own = (tokens + kGdnChunk - 1) / kGdnChunk;
+      GdnCounts sums;
+      const int at = end.chunks + exclusive_scan(own, sums.chunks, shared);
+      const int walk = end.walks + exclusive_scan(own > 0 ? 1 : 0, sums.walks, shared);
+      if (own > 0 && walk < params.max_walks) {
+        params.plan.walks[walk] = {request, at, min(own, max(params.max_chunks - at, 0))};
+      }
       for (int i = 0; i < own && at + i < params.max_chunks; ++i) {
         const int token = i * kGdnChunk;
-        params.chunks[at + i] = {begin + token, min(kGdnChunk, tokens - token)};
+        params.plan.chunks[at + i] = {span.begin + token, min(kGdnChunk, tokens - token)};
       }
-      end += sum;
+      end = {end.chunks + sums.chunks, end.walks + sums.walks};
     }
-    if (threadIdx.x == 0) params.chunk_begin[params.requests] = min(end, params.max_chunks);
+    if (threadIdx.x == 0) {
+      *params.plan.counts = {min(end.chunks, params.max_chunks), min(end.walks, params.max_walks)};
+    }
   }
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shared memory of a block, and the request that it walks through.
+// Shared memory of a block, and the requests that it walks through.
 #pragma once
 
 #include "kernels/cuda/common/gdn_params.h"
@@ -56,11 +56,10 @@ struct WalkMemory {
   Stage stages[kStages];
   Handover<Tile[kBoxes]> state;  // before the chunk: rows of values
   Handover<Tile> values;         // new values: rows of values, columns of tokens
-  alignas(1024) Tile out;        // rows of tokens, 16 a warp
   TransactionBarrier full[kStages], empty[kStages];
 };
 
-// The chunks and the state of one request and value head.
+// The chunks and the state of one request and value head. Tasks of a request follow one another.
 struct Walk {
   int head, key_head;
   int first_value;  // the first of the block's values of the head
@@ -69,19 +68,31 @@ struct Walk {
   int slot;
   bool from_zero;
 
-  __device__ __forceinline__ explicit Walk(const GdnPrefillParams& params) {
-    const int request = static_cast<int>(blockIdx.y);
-    head = static_cast<int>(blockIdx.x) / kParts;
+  __device__ __forceinline__ Walk(const GdnPrefillParams& params, int task) {
+    const int parts = params.value_heads * kParts;
+    const GdnWalk walk = params.plan.walks[task / parts];
+    const StateSpan span = params.spans[walk.request];
+    head = task % parts / kParts;
     key_head = head / (params.value_heads / params.key_heads);
-    first_value = static_cast<int>(blockIdx.x) % kParts * kBlockValues;
-    begin = params.q_indptr[request];
-    tokens = params.q_indptr[request + 1] - begin;
-    slot = params.state_slots[request];
-    from_zero = params.kv_lens[request] <= tokens;
-    first_chunk = params.chunk_begin[request];
-    chunks = params.chunk_begin[request + 1] - first_chunk;
+    first_value = task % kParts * kBlockValues;
+    begin = span.begin;
+    tokens = span.end - span.begin;
+    slot = span.slot;
+    from_zero = span.from_zero;
+    first_chunk = walk.first_chunk;
+    chunks = walk.chunks;
   }
 };
+
+// Calls run(walk) for every task of the block.
+template <typename Run>
+__device__ __forceinline__ void for_each_walk(const GdnPrefillParams& params, Run run) {
+  const int tasks = params.plan.counts->walks * params.value_heads * kParts;
+#pragma unroll 1
+  for (int task = static_cast<int>(blockIdx.x); task < tasks; task += static_cast<int>(gridDim.x)) {
+    run(Walk(params, task));
+  }
+}
 
 // Returns the address of 8 values in swizzled rows of 128 bytes.
 template <typename Rows>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <cstddef>
 #include <vector>
 
-#include "core/rounding.h"
 #include "kernels/cuda/family.h"
 #include "kernels/cuda/gdn_prefill.h"
 
@@ -10,25 +10,37 @@ namespace fovea::kernels::cuda {
 namespace {
 
 constexpr int32_t kChunkBlocksPerSm = 3;  // blocks of sm90/gdn_chunks on an SM
+// Blocks of sm90/gdn_states for each SM, of which one runs. Several, so that SMs with short
+// requests get more of them; not one for each task, because most have none in a batch of many
+// decodes.
+constexpr int32_t kStateBlocksPerSm = 8;
 
-// The parts of the workspace, in elements of each.
+// Room for the chunks of a batch: the maximum of requests that are in_chunks, and of their chunks.
 struct Room {
-  int32_t chunks;  // max
+  int32_t walks, chunks;
 
-  explicit Room(const GdnPrefillSetup& setup)
-      : chunks(setup.max_tokens / kGdnChunk + setup.max_requests) {}
+  Room(const GdnPrefillSetup& setup, int32_t tokens, int32_t requests)
+      : walks(std::min(requests, tokens / setup.min_tokens)), chunks(tokens / kGdnChunk + walks) {}
+  Room(const GdnPrefillSetup& setup, const GdnPrefillBatch& batch)
+      : Room(setup, batch.tokens, batch.requests) {}
 };
 
+// The parts of the workspace for one batch.
 struct Workspace {
   GdnTerms* terms;
-  GdnChunk* chunks;
-  int32_t* chunk_begin;
+  GdnPlan plan;
+  size_t bytes = 0;
 
-  Workspace(const GdnPrefillSetup& setup, void* at) {
-    const auto room = static_cast<size_t>(Room(setup).chunks);
-    terms = static_cast<GdnTerms*>(at);
-    chunks = reinterpret_cast<GdnChunk*>(terms + room * static_cast<size_t>(setup.value_heads));
-    chunk_begin = reinterpret_cast<int32_t*>(chunks + room);
+  // Only counts the bytes if `at` is null.
+  Workspace(const GdnPrefillSetup& setup, const Room& room, void* at) {
+    const auto take = [&]<typename T>(T*& part, int64_t count) {
+      part = at == nullptr ? nullptr : reinterpret_cast<T*>(static_cast<std::byte*>(at) + bytes);
+      bytes += static_cast<size_t>(count) * sizeof(T);
+    };
+    take(terms, int64_t{room.chunks} * setup.value_heads);
+    take(plan.walks, room.walks);
+    take(plan.chunks, room.chunks);
+    take(plan.counts, 1);
   }
 };
 
@@ -56,10 +68,9 @@ std::vector<gpu::KernelVariant> GdnPrefill::variants(const GdnPrefillSetup& setu
           make_variant(family("sm90/gdn_states"), {"bf16"}, setup.sm)};
 }
 
-size_t GdnPrefill::workspace_bytes(const GdnPrefillSetup& setup) {
-  const auto room = static_cast<size_t>(Room(setup).chunks);
-  return room * static_cast<size_t>(setup.value_heads) * sizeof(GdnTerms) +
-         room * sizeof(GdnChunk) + (static_cast<size_t>(setup.max_requests) + 1) * sizeof(int32_t);
+size_t GdnPrefill::workspace_bytes(const GdnPrefillSetup& setup, int32_t max_tokens,
+                                   int32_t max_requests) {
+  return Workspace(setup, {setup, max_tokens, max_requests}, nullptr).bytes;
 }
 
 GdnPrefill::GdnPrefill(const GdnPrefillSetup& setup, gpu::KernelStore& store) : setup_(setup) {
@@ -70,20 +81,20 @@ GdnPrefill::GdnPrefill(const GdnPrefillSetup& setup, gpu::KernelStore& store) : 
 }
 
 void GdnPrefill::plan(const GdnPrefillBatch& batch, void* workspace, gpu::Launcher launcher) const {
-  const Workspace room(setup_, workspace);
-  const GdnPlanParams params = {.q_indptr = batch.q_indptr,
-                                .state_slots = batch.state_slots,
-                                .chunk_begin = room.chunk_begin,
-                                .chunks = room.chunks,
+  const Room room(setup_, batch);
+  const GdnPlanParams params = {.plan = Workspace(setup_, room, workspace).plan,
+                                .spans = batch.spans,
                                 .requests = batch.requests,
-                                .min_tokens = setup_.min_tokens,
-                                .max_chunks = Room(setup_).chunks};
+                                .max_chunks = room.chunks,
+                                .max_walks = room.walks};
   plan_.launch({1}, params, launcher, kOverlapped);
 }
 
 void GdnPrefill::run(const GdnPrefillBatch& batch, const GdnPrefillTensors& tensors,
                      void* workspace, gpu::Launcher launcher) const {
-  const Workspace room(setup_, workspace);
+  const Room room(setup_, batch);
+  if (room.walks == 0) return;
+  const Workspace parts(setup_, room, workspace);
   GdnPrefillParams params{};
   encode_rows(tensors.q, setup_.key_heads, tensors.q_token_stride, batch.tokens, maps_.q, params.q);
   encode_rows(tensors.k, setup_.key_heads, tensors.k_token_stride, batch.tokens, maps_.k, params.k);
@@ -91,29 +102,25 @@ void GdnPrefill::run(const GdnPrefillBatch& batch, const GdnPrefillTensors& tens
               params.v);
   params.log_decay = tensors.log_decay;
   params.beta = tensors.beta;
-  params.q_indptr = batch.q_indptr;
-  params.kv_lens = batch.kv_lens;
-  params.state_slots = batch.state_slots;
-  params.chunk_begin = room.chunk_begin;
-  params.chunks = room.chunks;
-  params.terms = room.terms;
+  params.spans = batch.spans;
+  params.plan = parts.plan;
+  params.terms = parts.terms;
   params.state = tensors.state;
   params.state_slot_stride = tensors.state_slot_stride;
-  params.out = static_cast<uint16_t*>(tensors.out);
+  params.out = tensors.out;
   params.out_token_stride = tensors.out_token_stride;
-  params.requests = batch.requests;
-  params.min_tokens = setup_.min_tokens;
   params.key_heads = setup_.key_heads;
   params.value_heads = setup_.value_heads;
   params.scale = tensors.scale;
   params.l2_normalise = tensors.l2_normalise_qk;
-  const int32_t tasks = (batch.tokens / kGdnChunk + batch.requests) * setup_.key_heads;
-  const int32_t blocks = std::min(tasks, kChunkBlocksPerSm * setup_.multiprocessors);
-  chunks_.launch({static_cast<uint32_t>(blocks)}, params, launcher, kOverlapped);
-  const int32_t parts = kGdnDim / states_.row_tile();
-  states_.launch(
-      {static_cast<uint32_t>(parts * setup_.value_heads), static_cast<uint32_t>(batch.requests)},
-      params, launcher, kOverlapped);
+  const auto blocks = [&](int64_t tasks, int32_t per_sm) {
+    return static_cast<uint32_t>(std::min<int64_t>(tasks, per_sm * setup_.multiprocessors));
+  };
+  chunks_.launch({blocks(int64_t{room.chunks} * setup_.key_heads, kChunkBlocksPerSm)}, params,
+                 launcher, kOverlapped);
+  const int64_t parts_of_a_head = kGdnDim / states_.row_tile();
+  states_.launch({blocks(room.walks * parts_of_a_head * setup_.value_heads, kStateBlocksPerSm)},
+                 params, launcher, kOverlapped);
 }
 
 }  // namespace fovea::kernels::cuda

@@ -6,10 +6,9 @@
 
 namespace fovea::kernels::cuda {
 
-// One thread.
+// One thread. `ring` continues that of the block's last walk.
 __device__ __forceinline__ void load_chunks(const GdnPrefillParams& params, WalkMemory& shared,
-                                            const Walk& walk) {
-  Ring<kStages> ring;
+                                            const Walk& walk, Ring<kStages>& ring) {
 #pragma unroll 1
   for (int n = 0; n < walk.chunks; ++n, ring.advance()) {
     Stage& stage = shared.stages[ring.stage];

@@ -10,21 +10,18 @@ namespace fovea::kernels::cuda {
 template <Type kType>
 class OutputWalk {
  public:
-  __device__ __forceinline__ OutputWalk(const GdnPrefillParams& params, WalkMemory& shared,
-                                        const Walk& walk)
-      : params_(params), shared_(shared), walk_(walk) {}
+  __device__ __forceinline__ OutputWalk(const GdnPrefillParams& params, WalkMemory& shared)
+      : params_(params), shared_(shared) {}
 
-  __device__ __forceinline__ void run() {
-    Ring<kStages> ring;
+  __device__ __forceinline__ void run(const Walk& walk) {
 #pragma unroll 1
-    for (int n = 0; n < walk_.chunks; ++n, ring.advance()) {
-      Stage& stage = shared_.stages[ring.stage];
-      const uint32_t phase = n % 2;
-      shared_.full[ring.stage].wait(ring.phase);
+    for (int n = 0; n < walk.chunks; ++n, ring_.advance(), turn_ ^= 1) {
+      Stage& stage = shared_.stages[ring_.stage];
+      shared_.full[ring_.stage].wait(ring_.phase);
       const Place place;
       const float read[2] = {stage.terms.read[place.row], stage.terms.read[place.row + 8]};
       float out[32];
-      shared_.state.full.wait(phase);
+      shared_.state.full.wait(turn_);
       products_begin();
 #pragma unroll
       for (int step = 0; step < kGdnDim / 16; ++step) {
@@ -36,7 +33,7 @@ class OutputWalk {
       release(shared_.state.empty);
 #pragma unroll
       for (int i = 0; i < 32; ++i) out[i] *= read[i % 4 / 2];
-      shared_.values.full.wait(phase);
+      shared_.values.full.wait(turn_);
       products_begin();
 #pragma unroll
       for (int step = 0; step < kGdnChunk / 16; ++step) {
@@ -46,8 +43,8 @@ class OutputWalk {
       products_wait<0>();
       products_landed(out);
       release(shared_.values.empty);
-      release(shared_.empty[ring.stage]);
-      store(out, n * kGdnChunk);
+      release(shared_.empty[ring_.stage]);
+      store(out, walk, n * kGdnChunk);
     }
   }
 
@@ -60,33 +57,27 @@ class OutputWalk {
         moved(rows_descriptor(shared_address(b)), step * 32), add);
   }
 
-  // Stores the outputs of a chunk whose first token is `first` of the request: each warp its 16
-  // tokens, through shared memory.
-  __device__ __forceinline__ void store(const float (&out)[32], int first) const {
+  // Stores the outputs of a chunk whose first token is `first` of the request. Four lanes fill the
+  // 32 bytes of eight values.
+  __device__ __forceinline__ void store(const float (&out)[32], const Walk& walk, int first) const {
     const Place place;
-    uint32_t rounded[16];
-    round<kType>(rounded, out);
-    __syncwarp();  // the last outputs have been read
-    store_rounded(&shared_.out, rounded);
-    __syncwarp();
-    constexpr int kRowChunks = kBlockValues / 8;
-    constexpr int kRows = 32 / kRowChunks;  // rows that a warp stores at once
-    const int chunk = place.lane % kRowChunks;
-    uint16_t* const to = params_.out + (walk_.begin + first) * params_.out_token_stride +
-                         walk_.head * kGdnDim + walk_.first_value + chunk * 8;
 #pragma unroll
-    for (int i = 0; i < 16; i += kRows) {
-      const int token = place.warp * 16 + i + place.lane / kRowChunks;
-      if (first + token < walk_.tokens) {
-        *reinterpret_cast<uint4*>(to + token * params_.out_token_stride) =
-            *reinterpret_cast<const uint4*>(swizzled(shared_.out, token, chunk));
+    for (int half = 0; half < 2; ++half) {
+      const int token = first + place.row + 8 * half;
+      if (token >= walk.tokens) continue;
+      float* const to = params_.out + (walk.begin + token) * params_.out_token_stride +
+                        walk.head * kGdnDim + walk.first_value + place.column;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        *reinterpret_cast<float2*>(to + 8 * j) = {out[4 * j + 2 * half], out[4 * j + 2 * half + 1]};
       }
     }
   }
 
   const GdnPrefillParams& params_;
   WalkMemory& shared_;
-  const Walk& walk_;
+  Ring<kStages> ring_;
+  uint32_t turn_ = 0;  // phase of what the other warpgroup hands over
 };
 
 }  // namespace fovea::kernels::cuda

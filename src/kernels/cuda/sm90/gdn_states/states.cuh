@@ -15,21 +15,19 @@ namespace fovea::kernels::cuda {
 template <Type kType>
 class StateWalk {
  public:
-  __device__ __forceinline__ StateWalk(const GdnPrefillParams& params, WalkMemory& shared,
-                                       const Walk& walk)
-      : params_(params), shared_(shared), walk_(walk) {}
+  __device__ __forceinline__ StateWalk(const GdnPrefillParams& params, WalkMemory& shared)
+      : params_(params), shared_(shared) {}
 
-  __device__ __forceinline__ void run() {
+  __device__ __forceinline__ void run(const Walk& walk) {
     float state[64];
-    load_state(state);
+    load_state(state, walk);
     uint32_t rounded[32];
     round<kType>(rounded, state);
-    Ring<kStages> ring;
 #pragma unroll 1
-    for (int n = 0; n < walk_.chunks; ++n, ring.advance()) {
-      Stage& stage = shared_.stages[ring.stage];
-      shared_.full[ring.stage].wait(ring.phase);
-      const int tokens = walk_.tokens - n * kGdnChunk;
+    for (int n = 0; n < walk.chunks; ++n, ring_.advance(), turn_ ^= 1) {
+      Stage& stage = shared_.stages[ring_.stage];
+      shared_.full[ring_.stage].wait(ring_.phase);
+      const int tokens = walk.tokens - n * kGdnChunk;
       if (tokens < kGdnChunk) clear_rows_from(stage, tokens);
       uint32_t values[16];
       load_values(values, stage.v);
@@ -41,7 +39,7 @@ class StateWalk {
       products_begin();
       multiply_state(sums, rounded, stage.k);
       products_commit();
-      shared_.state.empty.wait(n % 2 ^ 1);
+      shared_.state.empty.wait(turn_ ^ 1);
       store_rounded(shared_.state.rows, rounded);
       products_wait<0>();
       products_landed(sums);
@@ -64,15 +62,15 @@ class StateWalk {
       products_begin();
       add_keys(state, kept, stage.k);
       products_commit();
-      shared_.values.empty.wait(n % 2 ^ 1);
+      shared_.values.empty.wait(turn_ ^ 1);
       store_rounded(&shared_.values.rows, left);
       shared_.values.hand_over();
       products_wait<0>();
       products_landed(state);
       round<kType>(rounded, state);
-      release(shared_.empty[ring.stage]);
+      release(shared_.empty[ring_.stage]);
     }
-    store_state(state);
+    store_state(state, walk);
   }
 
  private:
@@ -164,28 +162,28 @@ class StateWalk {
   }
 
   // Returns the thread's first element of the state.
-  __device__ __forceinline__ float* state_at() const {
+  __device__ __forceinline__ float* state_at(const Walk& walk) const {
     const Place place;
-    return params_.state + walk_.slot * params_.state_slot_stride +
-           (static_cast<int64_t>(walk_.head) * kGdnDim + walk_.first_value + place.row) * kGdnDim +
+    return params_.state + walk.slot * params_.state_slot_stride +
+           (static_cast<int64_t>(walk.head) * kGdnDim + walk.first_value + place.row) * kGdnDim +
            place.column;
   }
   // Returns the offset of element i from the first one.
   __device__ __forceinline__ static int offset(int i) {
     return i % 4 / 2 * 8 * kGdnDim + i / 4 * 8;
   }
-  __device__ __forceinline__ void load_state(float (&state)[64]) const {
-    const float* const from = state_at();
+  __device__ __forceinline__ void load_state(float (&state)[64], const Walk& walk) const {
+    const float* const from = state_at(walk);
 #pragma unroll
     for (int i = 0; i < 64; i += 2) {
       const float2 two =
-          walk_.from_zero ? float2{0, 0} : *reinterpret_cast<const float2*>(from + offset(i));
+          walk.from_zero ? float2{0, 0} : *reinterpret_cast<const float2*>(from + offset(i));
       state[i] = two.x;
       state[i + 1] = two.y;
     }
   }
-  __device__ __forceinline__ void store_state(const float (&state)[64]) const {
-    float* const to = state_at();
+  __device__ __forceinline__ void store_state(const float (&state)[64], const Walk& walk) const {
+    float* const to = state_at(walk);
 #pragma unroll
     for (int i = 0; i < 64; i += 2) {
       *reinterpret_cast<float2*>(to + offset(i)) = {state[i], state[i + 1]};
@@ -194,7 +192,8 @@ class StateWalk {
 
   const GdnPrefillParams& params_;
   WalkMemory& shared_;
-  const Walk& walk_;
+  Ring<kStages> ring_;
+  uint32_t turn_ = 0;  // phase of what is handed over
 };
 
 }  // namespace fovea::kernels::cuda
