@@ -7,7 +7,6 @@
 #include <nlohmann/json.hpp>
 
 #include "server/api_server.h"
-#include "server/fields.h"
 #include "server/run_on.h"
 
 namespace fovea::server {
@@ -77,10 +76,8 @@ asio::awaitable<void> ApiServer::chat(const HttpRequest& request, HttpClient& cl
 asio::awaitable<void> ApiServer::complete(Dialect dialect, const HttpRequest& http,
                                           HttpClient& client) {
   if (service_.draining()) throw ApiError(503, "", "the server is shutting down");
-  const CompletionRequest request = co_await run_on(parsers_, [&] {
-    const auto body = parse_body(http.body);
-    return read_completion(dialect, *body, service_.engine());
-  });
+  const CompletionRequest request = co_await run_on(
+      parsers_, [&] { return read_completion(dialect, http.body, service_.engine()); });
   check_model(request.model);
   const auto inbox = std::make_shared<Inbox>(mailroom_);
   CancelGuard guard(service_, submit(request, inbox));

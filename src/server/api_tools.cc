@@ -9,6 +9,7 @@
 #include "server/fields.h"
 #include "server/page.h"
 #include "server/run_on.h"
+#include "server/tools.h"
 #include "tokenizer/utf8.h"
 
 namespace fovea::server {
@@ -22,20 +23,20 @@ HttpAnswer json_answer(const json& body) {
 
 std::vector<int32_t> tokens_of(Fields& body, const Engine& engine) {
   const json* const prompt = body.find("prompt");
+  if (prompt == nullptr) return read_conversation(body, engine, read_tool_list(body));
   try {
-    if (prompt == nullptr) return read_messages(body, engine);
     if (!prompt->is_string()) refuse("prompt", "prompt is {}, must be a string", shown(*prompt));
     const auto& text = prompt->get_ref<const std::string&>();
     return body.boolean("add_special_tokens").value_or(true) ? engine.encode(text)
                                                              : engine.encode_bare(text);
   } catch (const Error& error) {
-    refuse(prompt == nullptr ? "messages" : "prompt", "{}", error.what());
+    refuse("prompt", "{}", error.what());
   }
 }
 
 json tokenized(const std::string& text, const Engine& engine) {
   const auto document = parse_body(text);
-  Fields body(*document);
+  Fields body = Fields::of_body(*document, text);
   const std::vector<int32_t> tokens = tokens_of(body, engine);
   json answer = {{"count", tokens.size()},
                  {"max_model_len", engine.max_context()},

@@ -17,12 +17,12 @@ std::string dumped(const json& value) {
   return value.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
-json finish_name(FinishReason finish) {
+json finish_name(FinishReason finish, bool has_calls) {
   switch (finish) {
     case FinishReason::none:
       return nullptr;
     case FinishReason::stop:
-      return "stop";
+      return has_calls ? "tool_calls" : "stop";
     case FinishReason::length:
       return "length";
     default:
@@ -37,6 +37,7 @@ CompletionAnswer::CompletionAnswer(const CompletionRequest& request, const Engin
     : request_(request),
       engine_(engine),
       style_{&engine, request.logprobs, request.tokens_as_ids},
+      random_(std::hash<std::string>()(id)),
       choices_(request.prompts.size() * static_cast<size_t>(request.best_of)),
       unfinished_(choices_.size()) {
   const bool chat = request.dialect == Dialect::chat;
@@ -44,6 +45,9 @@ CompletionAnswer::CompletionAnswer(const CompletionRequest& request, const Engin
       chat ? (request.stream ? "chat.completion.chunk" : "chat.completion") : "text_completion";
   head_ = fmt::format(R"({{"id":{},"object":"{}","created":{},"model":{})", dumped(id), object,
                       created, dumped(model));
+  if (request.tools.use == ToolUse::none) return;
+  for (Choice& choice : choices_)
+    choice.tools = std::make_unique<ToolOutput>(request.tools, engine);
 }
 
 const CompletionPrompt& CompletionAnswer::prompt_of(size_t choice) const {
@@ -59,11 +63,39 @@ std::string CompletionAnswer::add(size_t index, TokenEvent event) {
     event.token = -1;
     if (last) event.finish = FinishReason::length;
   }
+  std::vector<CallPart> calls;
+  if (choice.tools) {
+    ToolOutput::Parts parts = choice.tools->add(event);
+    event.text = std::move(parts.content);
+    calls = std::move(parts.calls);
+    keep_calls(choice, calls);
+  }
   keep(choice, index, event);
   unfinished_ -= last;
   if (!request_.stream || failure_) return {};
   std::string events = first_events(index, choice);
-  return events += event_for(index, choice, event);
+  return events += event_for(index, choice, event, delta_for(choice, event, calls));
+}
+
+void CompletionAnswer::keep_calls(Choice& choice, const std::vector<CallPart>& calls) {
+  for (const CallPart& part : calls) {
+    if (part.name) choice.calls.push_back({new_call_id(), *part.name, {}});
+    // The pieces of a stream are not kept.
+    if (!request_.stream) choice.calls[part.index].arguments += part.arguments;
+  }
+}
+
+// Some chat templates take ids of 9 letters and digits only. The bits come from splitmix64.
+std::string CompletionAnswer::new_call_id() {
+  static constexpr std::string_view kLetters =
+      "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+  uint64_t bits = random_ += 0x9e3779b97f4a7c15;
+  bits = (bits ^ (bits >> 30)) * 0xbf58476d1ce4e5b9;
+  bits = (bits ^ (bits >> 27)) * 0x94d049bb133111eb;
+  bits ^= bits >> 31;
+  std::string id;
+  for (; id.size() < 9; bits /= kLetters.size()) id += kLetters[bits % kLetters.size()];
+  return id;
 }
 
 void CompletionAnswer::keep(Choice& choice, size_t index, TokenEvent& event) {
@@ -100,18 +132,38 @@ std::string CompletionAnswer::first_events(size_t index, Choice& choice) {
                     nullptr);
 }
 
-std::string CompletionAnswer::event_for(size_t index, Choice& choice, const TokenEvent& event) {
+// Returns the text or the message's delta that the event adds, as a member of the choice.
+std::string CompletionAnswer::delta_for(Choice& choice, const TokenEvent& event,
+                                        const std::vector<CallPart>& calls) {
+  const std::string text = dumped(event.text);
+  if (request_.dialect == Dialect::completions) return R"("text":)" + text;
+  if (calls.empty()) return fmt::format(R"("delta":{{"content":{}}})", text);
+  json delta = json::object(), list = json::array();
+  if (!event.text.empty()) delta["content"] = event.text;
+  for (const CallPart& part : calls) {
+    json call = {{"index", part.index}};
+    call["function"]["arguments"] = part.arguments;
+    if (part.name) {
+      call["function"]["name"] = *part.name;
+      call["id"] = choice.calls[part.index].id;
+      call["type"] = "function";
+    }
+    list.push_back(std::move(call));
+  }
+  delta["tool_calls"] = std::move(list);
+  return R"("delta":)" + dumped(delta);
+}
+
+std::string CompletionAnswer::event_for(size_t index, Choice& choice, const TokenEvent& event,
+                                        const std::string& delta) {
   std::string logprobs = "null";
   if (request_.logprobs >= 0 && event.token >= 0) {
     const ScoredToken scored{event.token, event.logprob, event.top};
     logprobs = dumped(logprobs_json({&scored, 1}, choice.offset));
   }
-  const std::string text = dumped(event.text);
-  std::string body = request_.dialect == Dialect::chat
-                         ? fmt::format(R"({{"index":{},"delta":{{"content":{}}})", index, text)
-                         : fmt::format(R"({{"index":{},"text":{})", index, text);
+  std::string body = fmt::format(R"({{"index":{},{})", index, delta);
   body += fmt::format(R"(,"logprobs":{},"finish_reason":{})", logprobs,
-                      dumped(finish_name(event.finish)));
+                      dumped(finish_name(event.finish, !choice.calls.empty())));
   if (choice.stop_token) body += fmt::format(R"(,"stop_reason":{})", *choice.stop_token);
   if (request_.token_ids) {
     body +=
@@ -171,12 +223,12 @@ std::string CompletionAnswer::body() const {
 json CompletionAnswer::choice_json(size_t index, int32_t shown_index) const {
   const Choice& choice = choices_[index];
   json shown = {{"index", shown_index},
-                {"finish_reason", finish_name(choice.finish)},
+                {"finish_reason", finish_name(choice.finish, !choice.calls.empty())},
                 {"logprobs", nullptr},
                 {"stop_reason", nullptr}};
   if (choice.stop_token) shown["stop_reason"] = *choice.stop_token;
   if (request_.dialect == Dialect::chat) {
-    shown["message"] = {{"role", "assistant"}, {"content", choice.text}, {"refusal", nullptr}};
+    shown["message"] = message_json(choice);
   } else {
     shown["text"] = request_.echo ? prompt_of(index).text + choice.text : choice.text;
   }
@@ -197,6 +249,18 @@ json CompletionAnswer::choice_json(size_t index, int32_t shown_index) const {
     shown["prompt_token_ids"] = prompt_of(index).tokens;
   }
   return shown;
+}
+
+json CompletionAnswer::message_json(const Choice& choice) const {
+  json message = {{"role", "assistant"}, {"content", choice.text}, {"refusal", nullptr}};
+  if (choice.calls.empty()) return message;
+  if (choice.text.empty()) message["content"] = nullptr;
+  for (const Call& call : choice.calls) {
+    json function = {{"name", call.name}, {"arguments", call.arguments}};
+    message["tool_calls"].push_back(
+        {{"id", call.id}, {"type", "function"}, {"function", std::move(function)}});
+  }
+  return message;
 }
 
 json CompletionAnswer::logprobs_json(std::span<const ScoredToken> tokens, int64_t& offset) const {

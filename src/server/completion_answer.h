@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
@@ -10,6 +11,7 @@
 
 #include "server/completion_request.h"
 #include "server/logprobs.h"
+#include "server/tool_output.h"
 
 namespace fovea::server {
 
@@ -32,7 +34,12 @@ class CompletionAnswer {
   int64_t output_tokens() const;
 
  private:
+  struct Call {
+    std::string id, name, arguments;
+  };
   struct Choice {
+    std::unique_ptr<ToolOutput> tools;  // set in chats with tools
+    std::vector<Call> calls;
     std::string text;
     std::vector<int32_t> tokens;
     std::vector<ScoredToken> scored, prompt_scored;
@@ -47,7 +54,14 @@ class CompletionAnswer {
   const CompletionPrompt& prompt_of(size_t choice) const;
   void keep(Choice& choice, size_t index, TokenEvent& event);
   std::string first_events(size_t index, Choice& choice);
-  std::string event_for(size_t index, Choice& choice, const TokenEvent& event);
+  // `delta` is the JSON of what the event adds.
+  std::string event_for(size_t index, Choice& choice, const TokenEvent& event,
+                        const std::string& delta);
+  std::string delta_for(Choice& choice, const TokenEvent& event,
+                        const std::vector<CallPart>& calls);
+  void keep_calls(Choice& choice, const std::vector<CallPart>& calls);
+  nlohmann::json message_json(const Choice& choice) const;
+  std::string new_call_id();
   nlohmann::json choice_json(size_t index, int32_t shown_index) const;
   nlohmann::json logprobs_json(std::span<const ScoredToken> tokens, int64_t& offset) const;
   nlohmann::json usage_json(int64_t prompt_tokens, int64_t output_tokens, bool whole) const;
@@ -58,6 +72,7 @@ class CompletionAnswer {
   const Engine& engine_;
   std::string head_;  // the fields of every object, without the closing brace
   LogprobStyle style_;
+  uint64_t random_;  // for ids of calls
   std::vector<Choice> choices_;
   size_t unfinished_ = 0;
   std::optional<std::string> failure_;

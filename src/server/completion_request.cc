@@ -5,6 +5,7 @@
 #include <array>
 #include <limits>
 #include <optional>
+#include <span>
 #include <string_view>
 
 #include "fovea/error.h"
@@ -28,8 +29,6 @@ struct RefusedField {
 };
 constexpr RefusedField kRefused[] = {
     {"suffix", R"([""])"},
-    {"tools", "[[]]"},
-    {"tool_choice", R"(["none", "auto"])"},
     {"functions", "[[]]"},
     {"function_call", R"(["none", "auto"])"},
     {"structured_outputs", "[{}]"},
@@ -48,10 +47,6 @@ constexpr RefusedField kRefused[] = {
     {"include_stop_str_in_output", "[false]"},
     {"skip_special_tokens", "[true]"},
     {"chat_template", "[]"},
-    {"chat_template_kwargs", "[{}]"},
-    {"documents", "[[]]"},
-    {"continue_final_message", "[false]"},
-    {"add_generation_prompt", "[true]"},
     {"mm_processor_kwargs", "[{}]"},
     {"modalities", R"([["text"]])"},
     {"audio", "[]"},
@@ -59,26 +54,41 @@ constexpr RefusedField kRefused[] = {
     {"web_search_options", "[]"},
 };
 
+// Fields of chats, which are refused in completions.
+constexpr RefusedField kChatOnly[] = {
+    {"tools", "[[]]"},
+    {"tool_choice", R"(["none", "auto"])"},
+    {"parallel_tool_calls", "[true, false]"},
+    {"chat_template_kwargs", "[{}]"},
+    {"documents", "[[]]"},
+    {"continue_final_message", "[false]"},
+    {"add_generation_prompt", "[true]"},
+};
+
 // Fields of OpenAI's API that describe a request and change no answer.
-constexpr std::array<std::string_view, 9> kWithoutEffect = {"user",
+constexpr std::array<std::string_view, 8> kWithoutEffect = {"user",
                                                             "store",
                                                             "metadata",
                                                             "service_tier",
                                                             "request_id",
                                                             "safety_identifier",
                                                             "prompt_cache_key",
-                                                            "spaces_between_special_tokens",
-                                                            "parallel_tool_calls"};
+                                                            "spaces_between_special_tokens"};
 
-void refuse_unsupported(Fields& body) {
-  for (const RefusedField& field : kRefused) {
+void refuse_fields(Fields& body, std::span<const RefusedField> fields, const char* where) {
+  for (const RefusedField& field : fields) {
     const json* const value = body.find(field.name);
     if (value == nullptr) continue;
     const json neutral = json::parse(field.neutral);
     if (std::ranges::find(neutral, *value) == neutral.end()) {
-      refuse(field.name, "{} is not supported by this server", field.name);
+      refuse(field.name, "{} is not supported {}", field.name, where);
     }
   }
+}
+
+void refuse_unsupported(Fields& body, Dialect dialect) {
+  refuse_fields(body, kRefused, "by this server");
+  if (dialect == Dialect::completions) refuse_fields(body, kChatOnly, "in completions");
   for (const std::string_view name : kWithoutEffect) (void)body.find(name);
 }
 
@@ -143,6 +153,39 @@ void read_stream(Fields& body, CompletionRequest& request) {
   }
 }
 
+// Reads the tools, and lets the answer follow their schema if it must be calls.
+void read_answer_tools(Fields& body, const Engine& engine, CompletionRequest& request) {
+  request.tools = read_tools(body, engine);
+  if (request.tools.use == ToolUse::none) return;
+  if (!request.sampling.json_schema.empty()) {
+    refuse("response_format",
+           "response_format leaves no room for calls of tools, unless tool_choice is none");
+  }
+  request.sampling.json_schema = request.tools.schema;
+}
+
+void read_all_prompts(Fields& body, const Engine& engine, CompletionRequest& request) {
+  const bool chat = request.dialect == Dialect::chat;
+  const std::string param = chat ? "messages" : "prompt";
+  try {
+    if (chat) {
+      request.prompts.push_back({read_conversation(body, engine, request.tools.tools), {}});
+    } else {
+      request.prompts = read_prompts(body, engine);
+    }
+    const auto choices = request.prompts.size() * static_cast<size_t>(request.best_of);
+    if (choices > static_cast<size_t>(kMaxChoices)) {
+      refuse(request.best_of > 1 ? "n" : param,
+             "{} prompts with {} choices each, at most {} in all", request.prompts.size(),
+             request.best_of, kMaxChoices);
+    }
+    for (const CompletionPrompt& prompt : request.prompts)
+      engine.check({.tokens = prompt.tokens, .sampling = request.sampling});
+  } catch (const Error& error) {
+    refuse(param, "{}", error.what());
+  }
+}
+
 }  // namespace
 
 std::vector<ServiceRequest> CompletionRequest::requests(uint64_t seed) const {
@@ -162,39 +205,24 @@ std::vector<ServiceRequest> CompletionRequest::requests(uint64_t seed) const {
   return all;
 }
 
-CompletionRequest read_completion(Dialect dialect, const json& object, const Engine& engine) {
-  Fields body(object);
+CompletionRequest read_completion(Dialect dialect, std::string_view text, const Engine& engine) {
+  const auto document = parse_body(text);
+  Fields body = Fields::of_body(*document, text);
   CompletionRequest request;
   request.dialect = dialect;
   request.model = body.text("model", kMaxNameBytes).value_or("");
-  refuse_unsupported(body);
+  refuse_unsupported(body, dialect);
   read_stream(body, request);
   read_choices(body, request);
   if (dialect == Dialect::completions) request.echo = body.boolean("echo").value_or(false);
   read_sampling(body, engine, request);
+  if (dialect == Dialect::chat) read_answer_tools(body, engine, request);
   request.token_ids = body.boolean("return_token_ids").value_or(false);
   request.tokens_as_ids = body.boolean("return_tokens_as_token_ids").value_or(false);
   request.salt = body.text("cache_salt", kMaxNameBytes).value_or("");
   request.priority =
       static_cast<int32_t>(body.integer("priority", -kMaxPriority, kMaxPriority).value_or(0));
-  const std::string param = dialect == Dialect::chat ? "messages" : "prompt";
-  try {
-    if (dialect == Dialect::chat) {
-      request.prompts.push_back({read_messages(body, engine), {}});
-    } else {
-      request.prompts = read_prompts(body, engine);
-    }
-    const auto choices = request.prompts.size() * static_cast<size_t>(request.best_of);
-    if (choices > static_cast<size_t>(kMaxChoices)) {
-      refuse(request.best_of > 1 ? "n" : param,
-             "{} prompts with {} choices each, at most {} in all", request.prompts.size(),
-             request.best_of, kMaxChoices);
-    }
-    for (const CompletionPrompt& prompt : request.prompts)
-      engine.check({.tokens = prompt.tokens, .sampling = request.sampling});
-  } catch (const Error& error) {
-    refuse(param, "{}", error.what());
-  }
+  read_all_prompts(body, engine, request);
   request.ignored = body.unknown();
   return request;
 }

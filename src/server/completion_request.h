@@ -3,11 +3,12 @@
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "fovea/engine_service.h"
+#include "server/tools.h"
 
 namespace fovea::server {
 
@@ -32,6 +33,7 @@ struct CompletionRequest {
   int32_t logprobs = -1, prompt_logprobs = -1;
   bool token_ids = false;      // return_token_ids
   bool tokens_as_ids = false;  // return_tokens_as_token_ids
+  ToolChoice tools;            // in chats
   std::string salt;
   int32_t priority = 0;
   std::vector<std::string> ignored;  // fields that the server does not know
@@ -42,7 +44,6 @@ struct CompletionRequest {
 };
 
 // Throws ApiError naming the field. Tokenizes the prompts, so a long body takes time.
-CompletionRequest read_completion(Dialect dialect, const nlohmann::json& body,
-                                  const Engine& engine);
+CompletionRequest read_completion(Dialect dialect, std::string_view body, const Engine& engine);
 
 }  // namespace fovea::server

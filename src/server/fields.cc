@@ -15,6 +15,7 @@ using nlohmann::json;
 
 // Bodies are limited before they are read.
 constexpr JsonLimits kBodyLimits = {.bytes = std::numeric_limits<size_t>::max(), .depth = 64};
+constexpr size_t kMaxOrderedMembers = 1024;
 
 // Returns the value of a number without a fraction that fits 64 bits.
 std::optional<int64_t> whole(const json& value) {
@@ -27,6 +28,16 @@ std::optional<int64_t> whole(const json& value) {
   const double number = value.get<double>();
   if (std::abs(number) >= 0x1p63 || number != std::floor(number)) return std::nullopt;
   return static_cast<int64_t>(number);
+}
+
+// Objects that keep their order search all members for each new one.
+void check_members(const json& value, std::string_view field) {
+  if (value.is_object() && value.size() > kMaxOrderedMembers) {
+    refuse("", "an object has {} members, at most {} in a body with {}", value.size(),
+           kMaxOrderedMembers, field);
+  }
+  if (!value.is_structured()) return;
+  for (const json& part : value) check_members(part, field);
 }
 
 }  // namespace
@@ -43,6 +54,20 @@ std::shared_ptr<const json> parse_body(std::string_view body) {
 }
 
 Fields::Fields(const json& object, std::string path) : object_(object), path_(std::move(path)) {}
+
+Fields Fields::of_body(const json& object, std::string_view source) {
+  Fields body(object);
+  body.source_ = source;
+  return body;
+}
+
+const nlohmann::ordered_json& Fields::ordered(std::string_view name) {
+  if (!ordered_) {
+    check_members(object_, name);
+    ordered_ = nlohmann::ordered_json::parse(source_);
+  }
+  return ordered_->at(std::string(name));
+}
 
 const json* Fields::find(std::string_view name) {
   known_.emplace(name);

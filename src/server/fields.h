@@ -24,6 +24,8 @@ class Fields {
  public:
   // `object` must be an object and outlive this. `path` is the prefix of its fields' paths.
   explicit Fields(const nlohmann::json& object, std::string path = {});
+  // The whole body: `object` as parse_body() returns it for `source`, which must outlive this.
+  static Fields of_body(const nlohmann::json& object, std::string_view source);
 
   // Returns null if the field is absent.
   const nlohmann::json* find(std::string_view name);
@@ -33,6 +35,10 @@ class Fields {
   // Returns a text of up to `max_bytes`.
   std::optional<std::string> text(std::string_view name, size_t max_bytes);
 
+  // Returns a field of the body, which must have it, with all members in the client's order. The
+  // reference is valid as long as this. Refuses bodies with objects of more than 1024 members.
+  const nlohmann::ordered_json& ordered(std::string_view name);
+
   std::string path(std::string_view name) const { return path_ + std::string(name); }
   // Names of the fields that no accessor has asked for.
   std::vector<std::string> unknown() const;
@@ -40,6 +46,8 @@ class Fields {
  private:
   const nlohmann::json& object_;
   std::string path_;
+  std::string_view source_ = {};
+  std::optional<nlohmann::ordered_json> ordered_ = {};  // the body, once a field of it is wanted
   std::set<std::string, std::less<>> known_;
 };
 

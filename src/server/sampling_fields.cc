@@ -111,7 +111,9 @@ std::string read_schema(Fields& body, const Engine& engine) {
     if (found == nullptr) {
       refuse("response_format.json_schema", "response_format.json_schema.schema is missing");
     }
-    schema = found->dump();
+    // Answers have the members in the order of the schema's properties.
+    schema = body.ordered("response_format")["json_schema"]["schema"].dump(
+        -1, ' ', false, json::error_handler_t::replace);
   } else if (type != "json_object") {
     refuse("response_format.type", "response_format.type must be text, json_object or json_schema");
   }

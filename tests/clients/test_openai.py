@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """OpenAI's own client against the server."""
+import json
+
 import openai
 import pytest
 
@@ -38,6 +40,35 @@ def test_chats(client):
     chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**given, stream=True)]
     assert "".join(chunk.delta.content for chunk in chunks) == message.content
     assert chunks[0].delta.role == "assistant" and chunks[-1].finish_reason == "length"
+
+
+def test_tools(client):
+    tool = {"type": "function", "function": {"name": "weather", "parameters": {
+        "type": "object", "properties": {"day": {"enum": ["today", "tomorrow"]}}, "required": ["day"]}}}
+    given = {"model": "tiny", "messages": MESSAGES, "tools": [tool], "tool_choice": "required", "seed": 3,
+             "parallel_tool_calls": False, "max_tokens": 300}
+    choice = client.chat.completions.create(**given).choices[0]
+    (call,) = choice.message.tool_calls
+    assert choice.finish_reason == "tool_calls" and call.type == "function" and call.function.name == "weather"
+    assert json.loads(call.function.arguments)["day"] in ("today", "tomorrow")
+    chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**given, stream=True)]
+    parts = [part for chunk in chunks for part in chunk.delta.tool_calls or []]
+    assert [part.function.name for part in parts if part.id] == ["weather"]
+    assert "".join(part.function.arguments for part in parts) == call.function.arguments
+    assert chunks[-1].finish_reason == "tool_calls"
+    result = {"role": "tool", "tool_call_id": call.id, "content": "rain"}
+    messages = [*MESSAGES, choice.message, result]
+    answer = client.chat.completions.create(model="tiny", messages=messages, max_tokens=5)
+    assert answer.choices[0].message.role == "assistant"
+
+
+def test_answers_by_a_schema(client):
+    schema = {"type": "object", "properties": {"z": {"type": "boolean"}, "a": {"enum": [1, 2]}}, "required": ["z", "a"],
+              "additionalProperties": False}
+    answer = client.chat.completions.create(
+        model="tiny", messages=MESSAGES, max_tokens=300, seed=3,
+        response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}})
+    assert list(json.loads(answer.choices[0].message.content)) == ["z", "a"]
 
 
 def test_a_stream_can_be_left(client, server):

@@ -13,16 +13,17 @@
 #include "fovea/engine.h"
 #include "server/api_error.h"
 #include "server/completion_request.h"
-#include "server/fields.h"
+#include "support/chat_model.h"
 
 namespace fovea::fuzz {
 
 inline Engine& small_engine() {
   static const std::unique_ptr<Engine> engine = [] {
+    static const ChatModel model("qwen2_5");
     EngineOptions options;
-    options.model_path = FOVEA_SOURCE_DIR "/testdata/models/llama";
-    options.kv_memory_bytes = size_t{4} << 20;
-    options.max_context = 256;
+    options.model_path = model.folder();
+    options.kv_memory_bytes = size_t{8} << 20;
+    options.max_context = 1024;
     options.threads = 1;
     return Engine::load(options);
   }();
@@ -32,8 +33,7 @@ inline Engine& small_engine() {
 // Returns false if the body is refused. The engine takes everything that the server takes.
 inline bool read_request(server::Dialect dialect, std::string_view text) {
   try {
-    const auto body = server::parse_body(text);
-    const auto request = server::read_completion(dialect, *body, small_engine());
+    const auto request = server::read_completion(dialect, text, small_engine());
     for (const ServiceRequest& one : request.requests(1)) {
       const int64_t id = small_engine().add(one.request);
       small_engine().cancel(id);

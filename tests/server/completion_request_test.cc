@@ -8,7 +8,6 @@
 
 #include "engine/small_engine.h"
 #include "server/api_error.h"
-#include "server/fields.h"
 
 namespace fovea::server {
 namespace {
@@ -16,7 +15,7 @@ namespace {
 using nlohmann::json;
 
 CompletionRequest read(Dialect dialect, const std::string& body) {
-  return read_completion(dialect, *parse_body(body), shared_engine());
+  return read_completion(dialect, body, shared_engine());
 }
 
 // Expects status 400 and the parameter.

@@ -17,15 +17,15 @@ SECONDS = 60  # max time of anything on a busy machine
 
 
 class Server:
-    """A server over a model of testdata with the chat format of SmolLM2."""
+    """A server over a model of testdata with a chat template of testdata."""
 
-    def __init__(self, root, program, *flags, keys=(), environment=None):
+    def __init__(self, root, program, *flags, keys=(), environment=None, template="smollm2"):
         self.folder = tempfile.TemporaryDirectory()
         model = pathlib.Path(self.folder.name) / "tiny"
         model.mkdir()
         for file in (pathlib.Path(root) / "testdata/models/llama").iterdir():
             (model / file.name).symlink_to(file)
-        (model / "chat_template.jinja").symlink_to(pathlib.Path(root) / "testdata/chat/smollm2.jinja")
+        (model / "chat_template.jinja").symlink_to(pathlib.Path(root) / f"testdata/chat/{template}.jinja")
         arguments = [program, "serve", str(model), "--threads", "1", "--kv-memory", "64MB", *flags]
         if "--port" not in flags:
             arguments += ["--port", "0"]
@@ -125,12 +125,13 @@ class Served(unittest.TestCase):
     root = program = None
     flags = ()
     keys = ()
+    template = "smollm2"
 
     @classmethod
     def setUpClass(cls):
         if cls is Served:
             raise unittest.SkipTest("a base")
-        cls.server = Server(cls.root, cls.program, *cls.flags, keys=cls.keys)
+        cls.server = Server(cls.root, cls.program, *cls.flags, keys=cls.keys, template=cls.template)
 
     @classmethod
     def tearDownClass(cls):
