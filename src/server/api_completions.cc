@@ -12,6 +12,9 @@
 namespace fovea::server {
 namespace {
 
+// The coroutines below hold what a waiting stream needs and no more: the objects of their ends live
+// in coroutines of their own.
+
 // Cancels the requests of an answer that ends early: the client is gone, or a write failed.
 class CancelGuard {
  public:
@@ -45,8 +48,13 @@ std::string ignored_names(const std::vector<std::string>& names) {
   return shown.empty() ? "some" : shown;
 }
 
-HttpHeaders answer_headers(const CompletionRequest& request, const std::string& id) {
-  HttpHeaders headers = {{"x-request-id", id}};
+bool is_plain_id(std::string_view id) {
+  return !id.empty() && id.size() <= 128 &&
+         std::ranges::all_of(id, [](char c) { return c > ' ' && c <= '~'; });
+}
+
+HttpHeaders answer_headers(const CompletionRequest& request, std::string id) {
+  HttpHeaders headers = {{"x-request-id", std::move(id)}};
   if (!request.ignored.empty())
     headers.emplace_back("x-fovea-ignored-fields", ignored_names(request.ignored));
   return headers;
@@ -65,16 +73,15 @@ struct ApiServer::Progress {
   size_t ended = 0;                                             // number of choices
 };
 
-asio::awaitable<void> ApiServer::completions(const HttpRequest& request, HttpClient& client) {
+asio::awaitable<void> ApiServer::completions(HttpRequest& request, HttpClient& client) {
   return complete(Dialect::completions, request, client);
 }
 
-asio::awaitable<void> ApiServer::chat(const HttpRequest& request, HttpClient& client) {
+asio::awaitable<void> ApiServer::chat(HttpRequest& request, HttpClient& client) {
   return complete(Dialect::chat, request, client);
 }
 
-asio::awaitable<void> ApiServer::complete(Dialect dialect, const HttpRequest& http,
-                                          HttpClient& client) {
+asio::awaitable<void> ApiServer::complete(Dialect dialect, HttpRequest& http, HttpClient& client) {
   if (service_.draining()) throw ApiError(503, "", "the server is shutting down");
   const CompletionRequest request = co_await run_on(
       parsers_, [&] { return read_completion(dialect, http.body, service_.engine()); });
@@ -82,11 +89,9 @@ asio::awaitable<void> ApiServer::complete(Dialect dialect, const HttpRequest& ht
   const auto inbox = std::make_shared<Inbox>(mailroom_);
   CancelGuard guard(service_, submit(request, inbox));
   client.on_close([inbox] { inbox->close(); });
-  std::string id = std::string(http.header("x-request-id"));
-  const bool plain = !id.empty() && id.size() <= 128 &&
-                     std::ranges::all_of(id, [](char c) { return c > ' ' && c <= '~'; });
-  if (!plain) id = new_id();
-  const HttpHeaders headers = answer_headers(request, id);
+  const std::string_view id = http.header("x-request-id");
+  HttpHeaders headers = answer_headers(request, is_plain_id(id) ? std::string(id) : new_id());
+  http = {};  // thousands of streams may wait
   co_await answer_completion(request, client, *inbox, headers);
   if (!inbox->closed()) guard.release();
 }
@@ -113,7 +118,7 @@ std::vector<int64_t> ApiServer::submit(const CompletionRequest& request,
 
 asio::awaitable<void> ApiServer::answer_completion(const CompletionRequest& request,
                                                    HttpClient& client, Inbox& inbox,
-                                                   const HttpHeaders& headers) {
+                                                   HttpHeaders& headers) {
   const bool chat = request.dialect == Dialect::chat;
   const auto now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
   CompletionAnswer answer(request, service_.engine(), options_.model,
@@ -123,6 +128,7 @@ asio::awaitable<void> ApiServer::answer_completion(const CompletionRequest& requ
   if (request.stream) {
     metrics_.count_answer(200);
     co_await client.begin_stream("text/event-stream; charset=utf-8", headers);
+    headers = {};
   }
   while (!answer.finished() && !answer.failure()) {
     std::vector<Inbox::Mail> mail = co_await inbox.take();
@@ -140,12 +146,8 @@ asio::awaitable<void> ApiServer::answer_completion(const CompletionRequest& requ
   }
   if (request.stream) {
     co_await end_stream(client, answer);
-  } else if (answer.failure()) {
-    HttpAnswer failed{500, "application/json", failed_body(answer), headers};
-    co_await reply(client, std::move(failed));
   } else {
-    HttpAnswer whole{200, "application/json", answer.body(), headers};
-    co_await reply(client, std::move(whole));
+    co_await end_answer(client, answer, headers);
   }
 }
 
@@ -155,6 +157,13 @@ asio::awaitable<void> ApiServer::end_stream(HttpClient& client, const Completion
                                : answer.stream_end();
   co_await client.write(last);
   co_await client.end_stream();
+}
+
+asio::awaitable<void> ApiServer::end_answer(HttpClient& client, const CompletionAnswer& answer,
+                                            const HttpHeaders& headers) {
+  const bool failed = answer.failure().has_value();
+  return reply(client, {failed ? 500 : 200, "application/json",
+                        failed ? failed_body(answer) : answer.body(), headers});
 }
 
 void ApiServer::count(const TokenEvent& event, Progress& progress, size_t choice) {

@@ -7,8 +7,8 @@
 #include <array>
 #include <chrono>
 #include <cstdio>
+#include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
 
 #include "server/fields.h"
 
@@ -46,7 +46,7 @@ HttpAnswer error_answer(const ApiError& error) {
 struct ApiServer::Route {
   std::string_view path;  // one that ends in '/' and is longer is a prefix
   std::string_view method;
-  asio::awaitable<void> (ApiServer::*handle)(const HttpRequest&, HttpClient&);
+  asio::awaitable<void> (ApiServer::*handle)(HttpRequest&, HttpClient&);
   bool needs_key = true;
 
   bool matches(std::string_view given) const {
@@ -87,12 +87,12 @@ HttpAnswer ApiServer::refusal(int status, const std::string& what) {
   return error_answer(ApiError(status, "", what));
 }
 
-asio::awaitable<void> ApiServer::handle(const HttpRequest& request, HttpClient& client) {
-  std::optional<ApiError> error;
+asio::awaitable<void> ApiServer::handle(HttpRequest& request, HttpClient& client) {
+  std::unique_ptr<ApiError> error;
   try {
     co_await dispatch(request, client);
   } catch (const ApiError& refused) {
-    error = refused;
+    error = std::make_unique<ApiError>(refused);
   } catch (const boost::system::system_error&) {
     throw;  // the client is gone
   } catch (const std::exception& failure) {
@@ -101,14 +101,17 @@ asio::awaitable<void> ApiServer::handle(const HttpRequest& request, HttpClient& 
         fmt::format("fovea: {} {}: {}\n", request.method, "request failed", failure.what()).c_str(),
         stderr);
     if (client.started()) throw;
-    error = ApiError(500, "", "the server failed to answer this request");
+    error = std::make_unique<ApiError>(500, "", "the server failed to answer this request");
   }
-  if (!error) co_return;
-  HttpAnswer answer = error_answer(*error);
-  co_await reply(client, std::move(answer));
+  if (error) co_await reply_error(client, *error);
 }
 
-asio::awaitable<void> ApiServer::dispatch(const HttpRequest& request, HttpClient& client) {
+asio::awaitable<void> ApiServer::reply_error(HttpClient& client, const ApiError& error) {
+  return reply(client, error_answer(error));
+}
+
+// No coroutine: a stream that waits needs no frame of it.
+asio::awaitable<void> ApiServer::dispatch(HttpRequest& request, HttpClient& client) {
   check_origin(request);
   const Route* found = nullptr;
   std::string allowed;
@@ -119,14 +122,12 @@ asio::awaitable<void> ApiServer::dispatch(const HttpRequest& request, HttpClient
   }
   if (found != nullptr) {
     if (found->needs_key) check_key(request);
-    co_await (this->*found->handle)(request, client);
-  } else if (allowed.empty()) {
-    throw ApiError(404, "", "there is no such path");
-  } else {
-    HttpAnswer answer = error_answer(ApiError(405, "", "this path takes " + allowed + " only"));
-    answer.headers.emplace_back("allow", allowed);
-    co_await reply(client, std::move(answer));
+    return (this->*found->handle)(request, client);
   }
+  if (allowed.empty()) throw ApiError(404, "", "there is no such path");
+  HttpAnswer answer = error_answer(ApiError(405, "", "this path takes " + allowed + " only"));
+  answer.headers.emplace_back("allow", allowed);
+  return reply(client, std::move(answer));
 }
 
 // Refuses pages of other sites: a browser sends their origin, and after a change of a name in DNS

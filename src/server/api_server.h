@@ -30,7 +30,7 @@ class ApiServer {
   // `service` and `mailroom` must outlive this; the mailroom delivers the service's events.
   ApiServer(EngineService& service, Mailroom& mailroom, ApiOptions options);
 
-  asio::awaitable<void> handle(const HttpRequest& request, HttpClient& client);
+  asio::awaitable<void> handle(HttpRequest& request, HttpClient& client);
   // Answers something that is no HTTP request.
   HttpAnswer refusal(int status, const std::string& what);
   // Tells the number of connections for /metrics.
@@ -41,30 +41,33 @@ class ApiServer {
   struct Progress;
   static const std::vector<Route>& routes();
 
-  asio::awaitable<void> dispatch(const HttpRequest& request, HttpClient& client);
+  asio::awaitable<void> reply_error(HttpClient& client, const ApiError& error);
+  asio::awaitable<void> dispatch(HttpRequest& request, HttpClient& client);
   void check_origin(const HttpRequest& request) const;
   void check_key(const HttpRequest& request) const;
   void check_model(const std::string& name) const;
   asio::awaitable<void> reply(HttpClient& client, HttpAnswer&& answer);
 
-  asio::awaitable<void> completions(const HttpRequest& request, HttpClient& client);
-  asio::awaitable<void> chat(const HttpRequest& request, HttpClient& client);
-  asio::awaitable<void> models(const HttpRequest& request, HttpClient& client);
-  asio::awaitable<void> tokenize(const HttpRequest& request, HttpClient& client);
-  asio::awaitable<void> detokenize(const HttpRequest& request, HttpClient& client);
-  asio::awaitable<void> tokenizer_info(const HttpRequest& request, HttpClient& client);
-  asio::awaitable<void> health(const HttpRequest& request, HttpClient& client);
-  asio::awaitable<void> metrics(const HttpRequest& request, HttpClient& client);
-  asio::awaitable<void> server_info(const HttpRequest& request, HttpClient& client);
-  asio::awaitable<void> flush_cache(const HttpRequest& request, HttpClient& client);
-  asio::awaitable<void> page(const HttpRequest& request, HttpClient& client);
+  asio::awaitable<void> completions(HttpRequest& request, HttpClient& client);
+  asio::awaitable<void> chat(HttpRequest& request, HttpClient& client);
+  asio::awaitable<void> models(HttpRequest& request, HttpClient& client);
+  asio::awaitable<void> tokenize(HttpRequest& request, HttpClient& client);
+  asio::awaitable<void> detokenize(HttpRequest& request, HttpClient& client);
+  asio::awaitable<void> tokenizer_info(HttpRequest& request, HttpClient& client);
+  asio::awaitable<void> health(HttpRequest& request, HttpClient& client);
+  asio::awaitable<void> metrics(HttpRequest& request, HttpClient& client);
+  asio::awaitable<void> server_info(HttpRequest& request, HttpClient& client);
+  asio::awaitable<void> flush_cache(HttpRequest& request, HttpClient& client);
+  asio::awaitable<void> page(HttpRequest& request, HttpClient& client);
 
-  asio::awaitable<void> complete(Dialect dialect, const HttpRequest& request, HttpClient& client);
+  asio::awaitable<void> complete(Dialect dialect, HttpRequest& request, HttpClient& client);
   std::vector<int64_t> submit(const CompletionRequest& request,
                               const std::shared_ptr<Inbox>& inbox);
   asio::awaitable<void> answer_completion(const CompletionRequest& request, HttpClient& client,
-                                          Inbox& inbox, const HttpHeaders& headers);
+                                          Inbox& inbox, HttpHeaders& headers);
   asio::awaitable<void> end_stream(HttpClient& client, const CompletionAnswer& answer);
+  asio::awaitable<void> end_answer(HttpClient& client, const CompletionAnswer& answer,
+                                   const HttpHeaders& headers);
   void count(const TokenEvent& event, Progress& progress, size_t choice);
   std::string new_id();
 

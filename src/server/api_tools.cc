@@ -63,7 +63,7 @@ json detokenized(const std::string& text, const Engine& engine) {
 
 }  // namespace
 
-asio::awaitable<void> ApiServer::models(const HttpRequest& request, HttpClient& client) {
+asio::awaitable<void> ApiServer::models(HttpRequest& request, HttpClient& client) {
   const json model = {{"id", options_.model},
                       {"object", "model"},
                       {"created", created_},
@@ -79,21 +79,21 @@ asio::awaitable<void> ApiServer::models(const HttpRequest& request, HttpClient& 
   return reply(client, json_answer(model));
 }
 
-asio::awaitable<void> ApiServer::tokenize(const HttpRequest& request, HttpClient& client) {
+asio::awaitable<void> ApiServer::tokenize(HttpRequest& request, HttpClient& client) {
   const json answer =
       co_await run_on(parsers_, [&] { return tokenized(request.body, service_.engine()); });
   HttpAnswer whole = json_answer(answer);
   co_await reply(client, std::move(whole));
 }
 
-asio::awaitable<void> ApiServer::detokenize(const HttpRequest& request, HttpClient& client) {
+asio::awaitable<void> ApiServer::detokenize(HttpRequest& request, HttpClient& client) {
   const json answer =
       co_await run_on(parsers_, [&] { return detokenized(request.body, service_.engine()); });
   HttpAnswer whole = json_answer(answer);
   co_await reply(client, std::move(whole));
 }
 
-asio::awaitable<void> ApiServer::tokenizer_info(const HttpRequest&, HttpClient& client) {
+asio::awaitable<void> ApiServer::tokenizer_info(HttpRequest&, HttpClient& client) {
   const Engine& engine = service_.engine();
   json answer = {{"tokenizer_class", "fovea"},
                  {"vocab_size", engine.vocabulary()},
@@ -106,20 +106,20 @@ asio::awaitable<void> ApiServer::tokenizer_info(const HttpRequest&, HttpClient& 
   return reply(client, json_answer(answer));
 }
 
-asio::awaitable<void> ApiServer::health(const HttpRequest&, HttpClient& client) {
+asio::awaitable<void> ApiServer::health(HttpRequest&, HttpClient& client) {
   if (!service_.stats().healthy) throw ApiError(503, "", "the last pass of the model failed");
   if (service_.draining()) throw ApiError(503, "", "the server is shutting down");
   return reply(client, {200, "text/plain", "", {}});
 }
 
-asio::awaitable<void> ApiServer::metrics(const HttpRequest&, HttpClient& client) {
+asio::awaitable<void> ApiServer::metrics(HttpRequest&, HttpClient& client) {
   return reply(client, {200,
                         "text/plain; version=0.0.4; charset=utf-8",
                         metrics_.text(service_.stats(), connections_ ? connections_() : 0),
                         {}});
 }
 
-asio::awaitable<void> ApiServer::server_info(const HttpRequest&, HttpClient& client) {
+asio::awaitable<void> ApiServer::server_info(HttpRequest&, HttpClient& client) {
   const ServiceStats stats = service_.stats();
   const Engine& engine = service_.engine();
   const json state = {{"running", stats.running},
@@ -135,12 +135,12 @@ asio::awaitable<void> ApiServer::server_info(const HttpRequest&, HttpClient& cli
                                     {"internal_states", json::array({state})}}));
 }
 
-asio::awaitable<void> ApiServer::flush_cache(const HttpRequest&, HttpClient& client) {
+asio::awaitable<void> ApiServer::flush_cache(HttpRequest&, HttpClient& client) {
   service_.clear_prefix_cache();
   return reply(client, {200, "text/plain", "prefix cache cleared\n", {}});
 }
 
-asio::awaitable<void> ApiServer::page(const HttpRequest&, HttpClient& client) {
+asio::awaitable<void> ApiServer::page(HttpRequest&, HttpClient& client) {
   return reply(client, {200,
                         "text/html; charset=utf-8",
                         std::string(chat_page()),

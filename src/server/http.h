@@ -57,8 +57,8 @@ class HttpClient {
 };
 
 struct HttpHandlers {
-  // Answers a request. Exceptions close the connection.
-  std::function<asio::awaitable<void>(const HttpRequest&, HttpClient&)> request;
+  // Answers a request, which it may take apart. Exceptions close the connection.
+  std::function<asio::awaitable<void>(HttpRequest&, HttpClient&)> request;
   // Returns the answer to something that is no request: status 400, 408, 413, 431 or 503.
   std::function<HttpAnswer(int status, const std::string& what)> refusal;
 };

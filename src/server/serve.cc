@@ -88,7 +88,7 @@ void serve(std::unique_ptr<Engine> engine, const ServeOptions& options,
                 {options.model, options.api_keys, is_loopback(options.host), options.hosts});
   HttpServer http(
       io, options.host, options.port, options.http,
-      {.request = [&](const HttpRequest& request,
+      {.request = [&](HttpRequest& request,
                       HttpClient& client) { return api.handle(request, client); },
        .refusal = [&](int status, const std::string& what) { return api.refusal(status, what); }});
   api.count_connections_by([&] { return http.connections(); });
