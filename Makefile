@@ -73,7 +73,8 @@ test-python: python ## the tests with torch and transformers that need no GPU, i
 	@tools/torch_venv.sh $(TORCH_VENV)
 	PYTHONPATH=$(BUILD)/python $(TORCH_VENV)/bin/python -m pytest --quiet -p no:logging -m 'not gpu' python/tests_torch
 
-test-clients: fovea ## the server with clients from PyPI: openai, lm-eval; in an environment under ~/.cache
+test-clients: fovea ## the server with openai and lm-eval from PyPI, in an environment under ~/.cache, and its page in Chromium
+	@tools/install_deps.sh browser
 	tools/clients_venv.sh $(CACHE)/fovea/clients-venv
 	FOVEA_CLI=$(CURDIR)/$(BUILD)/fovea $(CACHE)/fovea/clients-venv/bin/python -m pytest --quiet tests/clients
 

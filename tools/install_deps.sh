@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Installs missing Debian packages that the build needs. Prints nothing if none is missing.
-# Usage: install_deps.sh [fuzz | lint | ci]
+# Usage: install_deps.sh [fuzz | lint | ci | browser]
 set -euo pipefail
 
 packages=(build-essential cmake ninja-build pkg-config python3-dev python3-venv libfmt-dev nlohmann-json3-dev
@@ -10,6 +10,7 @@ packages=(build-essential cmake ninja-build pkg-config python3-dev python3-venv 
 [ "${1:-}" = lint ] && packages+=(clang-format clang-tidy)
 # ccache compiles the sources of a second build folder once.
 [ "${1:-}" = ci ] && packages+=(clang-format clang-tidy ccache)
+[ "${1:-}" = browser ] && packages+=(chromium chromium-driver)
 [ "${1:-}" = fuzz ] && packages+=(clang libclang-rt-14-dev)
 
 missing=()

@@ -91,10 +91,30 @@ async function* serverEvents(response) {
   }
 }
 
+// Adds text to a turn once a frame, so that the page stays usable however fast tokens come.
+function writerOf(turn) {
+  const node = turn.appendChild(document.createTextNode(""));
+  let waiting = "", scheduled = false;
+  const flush = () => {
+    scheduled = false;
+    node.appendData(waiting);
+    waiting = "";
+    turn.scrollIntoView({block: "end"});
+  };
+  const add = (text) => {
+    waiting += text;
+    if (scheduled) return;
+    scheduled = true;
+    requestAnimationFrame(flush);
+  };
+  return {add, flush};
+}
+
 async function ask(prompt) {
   addTurn("user", prompt);
   messages.push({role: "user", content: prompt});
   const answer = addTurn("assistant", "");
+  const writer = writerOf(answer);
   running = new AbortController();
   byId("send").disabled = true;
   byId("stop").disabled = false;
@@ -111,18 +131,18 @@ async function ask(prompt) {
     for await (const data of serverEvents(response)) {
       const choice = data.choices[0];
       if (!choice || choice.delta.role) continue;
-      answer.textContent += choice.delta.content ?? "";
+      writer.add(choice.delta.content ?? "");
       const now = performance.now();
       if (tokens++ === 0) first = now;
       const seconds = (now - first) / 1000;
       if (seconds > 0) {
         byId("speed").textContent = ((tokens - 1) / seconds).toFixed(1) + " tokens/s";
       }
-      answer.scrollIntoView({block: "end"});
     }
   } catch (error) {
     if (error.name !== "AbortError") addTurn("error", error.message);
   }
+  writer.flush();
   if (answer.textContent) {
     messages.push({role: "assistant", content: answer.textContent});
   } else {
