@@ -56,6 +56,14 @@ TEST(Corpus, Sentencepiece) { expect_promises(replay("sentencepiece", fuzz::read
 
 TEST(Corpus, ChatTemplate) { expect_promises(replay("chat_template", fuzz::read_chat_template)); }
 
+TEST(Corpus, JsonSchema) { expect_promises(replay("json_schema", fuzz::read_json_schema)); }
+
+TEST(Corpus, ToolCalls) {
+  for (const auto& [name, error] : replay("tool_calls", fuzz::read_tool_calls)) {
+    EXPECT_FALSE(error.has_value()) << name << ": " << *error;
+  }
+}
+
 TEST(Corpus, Tokenizer) { expect_promises(replay("tokenizer", fuzz::read_tokenizer)); }
 
 }  // namespace

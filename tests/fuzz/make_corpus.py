@@ -275,6 +275,46 @@ def chat_template():
     put("bad_number", "{{ messages }}", "99999999999999999999")
 
 
+def json_schema():
+    """A JSON schema, a zero byte, and bytes that choose a text of it."""
+    def put(name, schema, text=b'{"a": [1, "\\u00e9"]}'):
+        source = schema if isinstance(schema, str) else json.dumps(schema)
+        write("json_schema", name, source.encode() + b"\0" + text)
+
+    put("good_any", True)
+    put("good_object", {"type": "object"})
+    put("good_members", {"type": "object", "properties": {"a": {"type": "array"}, "b": {"const": {"c": [1, None]}}},
+                         "required": ["a"], "additionalProperties": {"type": "integer"}})
+    put("good_items", {"type": "array", "items": {"enum": ["x", "xy", 1.5, False]}, "minItems": 2, "maxItems": 4})
+    put("good_string", {"type": "string", "minLength": 2, "maxLength": 5}, b'"a\xc3\xa9\\n')
+    put("good_integer", {"type": "integer", "minimum": -12, "exclusiveMaximum": 340}, b"-7")
+    put("good_numbers", {"type": ["number", "null"]}, b"-1.5e+3")
+    put("good_choice", {"oneOf": [{"type": "object", "properties": {"k": {"const": 1}}, "required": ["k"]},
+                                  {"type": "object", "properties": {"k": {"const": 2}}, "required": ["k"]}]})
+    put("good_recursion", {"$defs": {"t": {"type": "object", "properties": {"a": {"type": "array", "items": {
+        "$ref": "#/$defs/t"}}}}}, "$ref": "#/$defs/t"}, b'{"a":[{"a":[')
+    put("good_recursion_of_itself", {"anyOf": [{"type": "null"}, {"type": "array", "items": {"$ref": "#"}}]}, b"[[[[[[")
+    put("bad_json", "{")
+    put("bad_type", {"type": "frog"})
+    put("bad_keyword", {"type": "string", "pattern": "a"})
+    put("bad_reference", {"$ref": "#/nothing"})
+    put("bad_loop", {"$ref": "#"})
+    put("bad_url", {"$ref": "http://127.0.0.1/"})
+    put("bad_bounds", {"type": "integer", "minimum": 5, "maximum": 1})
+    put("bad_overlap", {"oneOf": [{"type": "string"}, {"type": "string"}]})
+    put("bad_size", {"type": "array", "items": {"type": "string", "minLength": 30000}, "minItems": 30000})
+    put("bad_depth", "[" * 5000)
+
+
+def tool_calls():
+    """A byte for the format, a byte for the size of pieces, and a text."""
+    for number, (name, text) in enumerate((
+            ("hermes", 'a <tool_call>{"name": "f", "arguments": {"x": "}"}}</tool_call>\n<tool_call>{"name": 1}'),
+            ("llama3", '<|python_tag|>{"name": "f", "parameters": {}}; {"name": "g", "parameters": {"a": [1]}}'),
+            ("mistral", 'a[TOOL_CALLS][{"name": "f", "arguments": {}}][TOOL_CALLS]g[ARGS]{"y": 2} <tool_'))):
+        write("tool_calls", name, bytes([number + 1, 3]) + text.encode())
+
+
 def c_interface():
     """Bytes that choose calls of the C interface; any are valid."""
     for seed in range(2):
@@ -288,4 +328,6 @@ if __name__ == "__main__":
     index()
     tokenizer()
     chat_template()
+    json_schema()
+    tool_calls()
     c_interface()

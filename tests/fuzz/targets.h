@@ -7,16 +7,21 @@
 #include <cstdint>
 #include <cstdlib>
 #include <functional>
+#include <memory>
+#include <nlohmann/json.hpp>
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "fovea/error.h"
+#include "fovea/tool_calls.h"
 #include "model/checkpoint_index.h"
 #include "model/json_object.h"
 #include "model/safetensors.h"
 #include "tokenizer/chat_template/read_json.h"
 #include "tokenizer/chat_template/template.h"
+#include "tokenizer/grammar/grammar.h"
 #include "tokenizer/tokenizer.h"
 #include "tokenizer/utf8.h"
 
@@ -133,6 +138,74 @@ inline void read_chat_template(std::span<const uint8_t> data) {
     variables.set("messages", jinja::read_json(bytes.substr(end + 1), "fuzz.json"));
   const std::string text = chat.render(variables);
   require(replace_broken_utf8(text) == text);
+}
+
+// Tokens of one byte each, and some of several.
+inline const std::shared_ptr<const grammar::TokenTrie>& small_tokens() {
+  static const auto tokens = [] {
+    std::vector<std::string> bytes;
+    for (int byte = 0; byte < 256; ++byte) bytes.emplace_back(1, static_cast<char>(byte));
+    for (const char* text : {"{\"", "\": ", "\",", "\"}", "},", "]}", "[[", "{}", "[]", "12", "e5"})
+      bytes.emplace_back(text);
+    return std::make_shared<const grammar::TokenTrie>(bytes);
+  }();
+  return tokens;
+}
+
+// A JSON schema, a zero byte, and bytes that choose tokens. The mask has exactly the tokens that
+// the parse takes, and a text that is complete is JSON.
+inline void read_json_schema(std::span<const uint8_t> data) {
+  const std::string_view bytes(reinterpret_cast<const char*>(data.data()), data.size());
+  const size_t end = std::min(bytes.find('\0'), bytes.size());
+  const auto compiled =
+      std::make_shared<const grammar::Grammar>(bytes.substr(0, end), small_tokens());
+  grammar::GrammarState state(compiled);
+  std::string text;
+  const std::string_view choices = bytes.substr(std::min(end + 1, bytes.size()));
+  for (size_t i = 0; i < std::min<size_t>(choices.size(), 64) && state.may_continue(); ++i) {
+    grammar::TokenMask mask;
+    state.mask(256, mask);
+    int chosen = static_cast<uint8_t>(choices[i]);
+    for (int byte = 0; byte < 256; ++byte) {
+      grammar::GrammarState next = state;
+      require(next.accept(std::string(1, static_cast<char>(byte))) == grammar::has(mask, byte));
+    }
+    for (int tries = 0; tries < 256 && !grammar::has(mask, chosen); ++tries)
+      chosen = (chosen + 1) % 256;
+    if (!grammar::has(mask, chosen)) return;  // nothing fits, such as an empty enum
+    text += static_cast<char>(chosen);
+    require(state.accept(text.substr(text.size() - 1)));
+    if (state.is_complete()) require(nlohmann::json::accept(text));
+  }
+}
+
+inline ToolCallParser::Output parse_calls(ToolCallFormat format, std::string_view text,
+                                          size_t piece) {
+  ToolCallParser parser(format);
+  ToolCallParser::Output all;
+  const auto add = [&](ToolCallParser::Output output) {
+    all.content += output.content;
+    for (ToolCall& call : output.calls) all.calls.push_back(std::move(call));
+  };
+  for (size_t at = 0; at < text.size(); at += piece) add(parser.push(text.substr(at, piece)));
+  add(parser.finish());
+  return all;
+}
+
+// A byte for the format, a byte for the size of pieces, and a text. The pieces change nothing, and
+// arguments are JSON objects.
+inline void read_tool_calls(std::span<const uint8_t> data) {
+  if (data.size() < 2) return;
+  const std::string_view bytes(reinterpret_cast<const char*>(data.data()), data.size());
+  const auto format = static_cast<ToolCallFormat>(data[0] % 4);
+  const auto whole = parse_calls(format, bytes.substr(2), bytes.size());
+  const auto pieces = parse_calls(format, bytes.substr(2), data[1] % 16 + 1);
+  require(whole.content == pieces.content && whole.calls.size() == pieces.calls.size());
+  for (size_t i = 0; i < whole.calls.size(); ++i) {
+    require(whole.calls[i].name == pieces.calls[i].name);
+    require(whole.calls[i].arguments == pieces.calls[i].arguments);
+    require(nlohmann::json::parse(whole.calls[i].arguments).is_object());
+  }
 }
 
 }  // namespace fovea::fuzz
