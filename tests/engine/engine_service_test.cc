@@ -163,6 +163,55 @@ TEST(EngineService, PrioritiesOrderTheQueueAndAgeWins) {
   EXPECT_EQ(collector.order(), (std::vector<size_t>{0, 3, 2, 4, 1}));
 }
 
+// A unit of priority is worth a second of waiting, so that later requests of a better priority do
+// not pass it forever.
+TEST(EngineService, AWorsePriorityWaitsNoLongerThanItIsWorth) {
+  Gate gate;
+  EngineService service(gated_engine(gate), {.max_running = 1});
+  Collector collector;
+  service.add(one(collector.request(text_request(kPrompt, 2), 0)));
+  while (service.stats().running == 0) std::this_thread::yield();
+  service.add(one(collector.request(text_request(kPrompt, 2), 1, 1)));
+  service.add(one(collector.request(text_request(kPrompt, 2), 2)));
+  std::this_thread::sleep_for(1100ms);
+  service.add(one(collector.request(text_request(kPrompt, 2), 3)));
+  gate.open();
+  collector.wait_for(4);
+  EXPECT_EQ(collector.order(), (std::vector<size_t>{0, 2, 1, 3}));
+}
+
+// Long prompts come in chunks, and every request past its prompt gets a token in each pass.
+TEST(EngineService, StreamsGoOnWhilePromptsRun) {
+  EngineOptions options = small_options();
+  options.max_batch_tokens = 8;
+  Gate gate;
+  EngineService service(
+      std::make_unique<WrappedEngine>(Engine::load(options), [&] { gate.pass(); }),
+      {.max_running = 4});
+  Collector collector;
+  std::atomic<int> tokens = 0, tokens_at_the_prompts_end = -1;
+  ServiceRequest stream = collector.request(text_request(kPrompt, 100), 0);
+  stream.on_event = [&, inner = stream.on_event](TokenEvent event) {
+    if (event.token >= 0) ++tokens;
+    inner(std::move(event));
+  };
+  service.add(one(std::move(stream)));
+  while (service.stats().running == 0) std::this_thread::yield();
+  // 140 tokens take 20 passes, each of which also has the stream's token.
+  GenerateRequest prompt = text_request("", 1);
+  for (int32_t i = 0; i < 140; ++i) prompt.tokens.push_back(100 + i);
+  ServiceRequest long_prompt = collector.request(std::move(prompt), 1);
+  long_prompt.on_event = [&, inner = long_prompt.on_event](TokenEvent event) {
+    if (tokens_at_the_prompts_end < 0) tokens_at_the_prompts_end = tokens.load();
+    inner(std::move(event));
+  };
+  service.add(one(std::move(long_prompt)));
+  gate.open();
+  collector.wait_for(2);
+  EXPECT_EQ(collector.order(), (std::vector<size_t>{1, 0}));
+  EXPECT_GE(tokens_at_the_prompts_end, 18);
+}
+
 TEST(EngineService, CancelledRequestsEndAndFreeTheirPages) {
   EngineOptions options = small_options();
   options.prefix_cache = false;
