@@ -114,25 +114,24 @@ TEST(ChatTools, BadFieldsAreNamed) {
 }
 
 TEST(ChatTools, MessagesOfToolsAreNamed) {
-  for (
-      const auto& [messages, param] : std::vector<std::pair<std::string, std::string>>{
-          {R"({"role": "user", "content": "a", "tool_calls": [{}]})", "messages[0].tool_calls"},
-          {R"({"role": "assistant", "tool_calls": 1})", "messages[0].tool_calls"},
-          {R"({"role": "assistant", "tool_calls": []})", "messages[0].content"},
-          {R"({"role": "assistant", "tool_calls": [1]})", "messages[0].tool_calls[0]"},
-          {R"({"role": "assistant", "tool_calls": [{"function": 1}]})",
-           "messages[0].tool_calls[0].function"},
-          {R"({"role": "assistant", "tool_calls": [{"function": {"arguments": "{}"}}]})",
-           "messages[0].tool_calls[0].function.name"},
-          {R"({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 1}}]})",
-           "messages[0].tool_calls[0].function.arguments"},
-          {R"({"role": "assistant", "tool_calls": [{"function": {"name": "f",
+  for (const auto& [messages, param] : std::vector<std::pair<std::string, std::string>>{
+           {R"({"role": "user", "content": "a", "tool_calls": [{}]})", "messages[0].tool_calls"},
+           {R"({"role": "assistant", "tool_calls": 1})", "messages[0].tool_calls"},
+           {R"({"role": "assistant", "tool_calls": []})", "messages[0].content"},
+           {R"({"role": "assistant", "tool_calls": [1]})", "messages[0].tool_calls[0]"},
+           {R"({"role": "assistant", "tool_calls": [{"function": 1}]})",
+            "messages[0].tool_calls[0].function"},
+           {R"({"role": "assistant", "tool_calls": [{"function": {"arguments": "{}"}}]})",
+            "messages[0].tool_calls[0].function.name"},
+           {R"({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 1}}]})",
+            "messages[0].tool_calls[0].function.arguments"},
+           {R"({"role": "assistant", "tool_calls": [{"function": {"name": "f",
                 "arguments": "{"}}]})",
-           "messages"},
-          {R"({"role": "assistant", "content": "a", "function_call": {"name": "f"}})",
-           "messages[0].function_call"},
-          {R"({"role": "tool", "content": "a", "tool_call_id": 1})", "messages[0].tool_call_id"},
-          {R"({"role": "tool"})", "messages[0].content"}}) {
+            "messages"},
+           {R"({"role": "assistant", "content": "a", "function_call": {"name": "f"}})",
+            "messages[0].function_call"},
+           {R"({"role": "tool", "content": "a", "tool_call_id": 1})", "messages[0].tool_call_id"},
+           {R"({"role": "tool"})", "messages[0].content"}}) {
     expect_refused("\"messages\": [" + messages + "]", param);
   }
 }
