@@ -48,6 +48,7 @@ struct AcceptSampledConfig {
   static constexpr int kThreads = 512;
   static constexpr int kBlocksPerSm = 1;
   static constexpr int kWarps = kThreads / 32;
+  static constexpr int kAtOnce = 16;  // loads of a lane that are in flight together
   static constexpr int kTiles = 128;  // consecutive tokens, which a warp sums
 
   struct Shared {
@@ -108,9 +109,21 @@ struct AcceptSampledConfig {
       __syncthreads();
       const int lane = threadIdx.x % 32;
       for (int tile = threadIdx.x / 32; tile < kTiles; tile += kWarps) {
+        const int32_t end = min((tile + 1) * tile_, vocabulary_);
         double sum = 0;
-#pragma unroll 4
-        for (int step = 0; step < tile_; step += 32) sum += at(p, q, tile * tile_ + step + lane);
+        for (int32_t token = tile * tile_ + lane; token < end; token += 32 * kAtOnce) {
+          float p_at[kAtOnce], q_at[kAtOnce];
+#pragma unroll
+          for (int i = 0; i < kAtOnce; ++i) {
+            const bool exists = token + 32 * i < end;
+            p_at[i] = exists ? p[token + 32 * i] : 0;
+            q_at[i] = exists && q != nullptr ? q[token + 32 * i] : 0;
+          }
+#pragma unroll
+          for (int i = 0; i < kAtOnce; ++i) {
+            sum += residual_at(shared_.residual, p_at[i], q_at[i], token + 32 * i);
+          }
+        }
         for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
         if (lane == 0) shared_.tiles[tile] = sum;
       }
