@@ -4,6 +4,7 @@
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import threading
@@ -300,10 +301,14 @@ def test_random_weights():
 def test_interrupt_ends_generate(engine):
     import _thread
 
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore SIGINT
     threading.Timer(0.1, _thread.interrupt_main).start()
     begin = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        while time.monotonic() - begin < 30:
-            engine.generate(PROMPT, max_new_tokens=400, ignore_eos=True)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            while time.monotonic() - begin < 30:
+                engine.generate(PROMPT, max_new_tokens=400, ignore_eos=True)
+    finally:
+        signal.signal(signal.SIGINT, handler)
     engine.step()
     assert engine.idle

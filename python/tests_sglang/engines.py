@@ -19,8 +19,6 @@ from sglang.srt.runtime_context import publish
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import PortArgs, ServerArgs
 
-MODELS = Path(__file__).parents[2] / "testdata" / "models"
-
 
 @dataclass
 class Run:
@@ -30,17 +28,6 @@ class Run:
     top: list[list[list[float]]]
     cached_tokens: int
     retractions: int
-
-
-def model_folder(name: str, scratch: Path) -> Path:
-    """Returns a folder with a checkpoint of testdata, without the reference tensors, which are no weights."""
-    folder = scratch / name
-    if not folder.exists():
-        folder.mkdir()
-        for file in (MODELS / name).iterdir():
-            if not file.name.startswith("reference"):
-                (folder / file.name).symlink_to(file)
-    return folder
 
 
 @contextmanager

@@ -61,7 +61,11 @@ def run(backend: str, folder: str, out: str, further: list[str]) -> None:
         _generate(engine, prompts, new_tokens)
         return time.perf_counter() - begin
 
-    result = {"backend": backend, "times": time_steps(seconds, vocabulary), "greedy": _greedy(engine, vocabulary)}
+    def measure(prompts: list[list[int]], steps: int) -> list[float]:
+        short, long = seconds(prompts, 2), seconds(prompts, 2 + steps)
+        return [short * 1e3, (long - short) / steps * 1e3]
+
+    result = {"backend": backend, "times": time_steps(measure, vocabulary), "greedy": _greedy(engine, vocabulary)}
     engine.shutdown()
     with open(out, "w", encoding="utf-8") as file:
         json.dump(result, file)

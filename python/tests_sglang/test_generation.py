@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from checkpoints import model_folder
 from conftest import ENVIRONMENT
-from engines import Run, generate, model_folder
+from engines import Run, generate
 from fovea.sglang import counters
 
 # Chunks of 48 tokens, four requests at a time. conftest.py has SGLang retract a request every few passes.

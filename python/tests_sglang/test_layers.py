@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from engines import model_folder, scheduler
+from checkpoints import model_folder
+from engines import scheduler
 from fovea.sglang import specs, trees
 from layers import DIM, HEADS, KV_HEADS, Pass, Request, mha_pool, mla_pool, window_pool
 from sglang.srt.layers.radix_attention import RadixAttention

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from engines import model_folder, scheduler
+from checkpoints import model_folder
+from engines import scheduler
 from fovea.sglang import plugin
 from fovea.sglang.draft import DraftSteps
 from layers import DIM, HEADS, KV_HEADS, Pass, Request, mha_pool, mla_pool

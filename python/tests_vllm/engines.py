@@ -15,8 +15,6 @@ from vllm.logprobs import Logprob
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.attention.selector import _cached_get_attn_backend
 
-MODELS = Path(__file__).parents[2] / "testdata" / "models"
-
 
 @dataclass
 class Run:
@@ -27,17 +25,6 @@ class Run:
     preemptions: int
     prefix_hits: int
     accepted_drafts: int
-
-
-def model_folder(name: str, scratch: Path) -> Path:
-    """Returns a folder with a checkpoint of testdata, without the reference tensors, which are no weights."""
-    folder = scratch / name
-    if not folder.exists():
-        folder.mkdir()
-        for file in (MODELS / name).iterdir():
-            if not file.name.startswith("reference"):
-                (folder / file.name).symlink_to(file)
-    return folder
 
 
 @contextmanager

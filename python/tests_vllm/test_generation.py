@@ -4,7 +4,8 @@
 import random
 
 import pytest
-from engines import Run, generate, model_folder
+from checkpoints import model_folder
+from engines import Run, generate
 from fovea.vllm import counters
 from vllm.utils import cpu_triton_utils
 

@@ -6,7 +6,7 @@ import gc
 import fovea.vllm.mha as mha
 import pytest
 import torch
-from engines import model_folder
+from checkpoints import model_folder
 from fovea.serving import layer_group
 from fovea.vllm import counters, v0_24, v0_33
 from fovea.vllm.metadata import MetadataBuilder
@@ -320,3 +320,15 @@ def test_threads_are_as_many_as_torch_has(monkeypatch, count):
     # vLLM replaces torch.set_num_threads() by a function that does nothing.
     monkeypatch.setattr(torch, "get_num_threads", lambda: count)
     assert layer_group._threads("cpu").size == count
+
+
+@pytest.mark.parametrize("caching, promised", [(False, True), (True, False)])
+def test_earlier_keys_are_promised_where_no_block_is_shared(config, caching, promised):
+    """With a prefix cache a request may read a block that another one fills in the same pass."""
+    config.cache_config.enable_prefix_caching = caching
+    add_layer(config, "layer", _impl(config), _cache_24())
+    builder = MetadataBuilder(_spec(), ["layer"], config, torch.device("cpu"))
+    pass_ = Pass([Request(1, 40), Request(1, 7)])
+    assert builder.build(0, pass_.common()).prefix_written == promised
+    pass_.causal = False
+    assert not builder.build(0, pass_.common()).prefix_written

@@ -3,7 +3,7 @@
 
 import pytest
 import torch
-from engines import model_folder
+from checkpoints import model_folder
 from fovea.vllm.mla import MlaImpl, MlaMetadataBuilder
 from layers import BLOCK, BLOCKS, Pass, Request, add_layer, make_impl
 from vllm.engine.arg_utils import EngineArgs

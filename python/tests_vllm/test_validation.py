@@ -10,7 +10,7 @@ from types import ModuleType
 import fovea
 import pytest
 import torch
-from engines import model_folder
+from checkpoints import model_folder
 from fovea.vllm import plugin, specs
 from fovea.vllm.mha import MhaBackend
 from fovea.vllm.mla import MlaBackend

@@ -52,6 +52,7 @@ class Metadata(AttentionMetadata):
     slot_mapping: torch.Tensor  # int64 [tokens]; -1: store nothing
     host_q_lens: torch.Tensor | None = None  # int32 [requests], as host_kv_lens
     host_kv_lens: torch.Tensor | None = None
+    prefix_written: bool = False
 
     @classmethod
     def of(cls, builder: "MetadataBuilder", common: CommonAttentionMetadata, *, captured: bool) -> "Metadata":
@@ -74,6 +75,7 @@ class Metadata(AttentionMetadata):
             block_table=common.block_table_tensor,
             slot_mapping=common.slot_mapping,
         )
+        metadata.prefix_written = builder.prefixes_are_written and metadata.scope == "decoder"
         if metadata.mode == "mixed" and not captured and common.query_start_loc_cpu is not None:
             metadata._read_host_lengths(common)
         return metadata
@@ -105,6 +107,7 @@ class Metadata(AttentionMetadata):
         if self.scope == "decoder":
             keys["out_slots"] = self.slot_mapping
             keys["max_kv_len"] = min(self.max_seq_len, limits.max_kv_len, table_tokens)
+            keys["prefix_written"] = self.prefix_written
         return fovea.Batch(
             mode=self.mode,
             requests=self.num_reqs,
@@ -151,6 +154,10 @@ class MetadataBuilder(AttentionMetadataBuilder[Metadata]):
         self._layers = vllm_config.compilation_config.static_forward_context
         mode = vllm_config.compilation_config.cudagraph_mode
         self._captures_mixed = mode is not None and mode.mixed_mode() == CUDAGraphMode.FULL
+        # vLLM's prefix cache gives a block to a second request in the pass that fills it, and a connector brings keys
+        # while layers run.
+        shares_blocks = vllm_config.cache_config.enable_prefix_caching is not False
+        self.prefixes_are_written = not shares_blocks and vllm_config.kv_transfer_config is None
         self._places: dict[tuple[int, str], _Place] = {}
         self._outgrown: list[_Place] = []
 
