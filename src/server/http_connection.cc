@@ -109,8 +109,7 @@ HttpConnection::~HttpConnection() {
 
 asio::awaitable<void> HttpConnection::run() {
   if (shared_->connections.size() > static_cast<size_t>(shared_->limits.connections)) {
-    HttpAnswer answer = shared_->handlers.refusal(503, "the server has too many connections");
-    co_await refuse(std::move(answer));
+    co_await refuse(503, "the server has too many connections");
     co_return;
   }
   while (keep_alive_ && !shared_->closing) {
@@ -166,10 +165,8 @@ asio::awaitable<std::optional<HttpRequest>> HttpConnection::read() {
   }
   if (error) {
     const int status = status_of(error);
-    if (status != 0) {
-      HttpAnswer answer = shared_->handlers.refusal(status, error.message());
-      co_await refuse(std::move(answer));
-    }
+    const std::string what = error.message();
+    if (status != 0) co_await refuse(status, what);
     co_return std::nullopt;
   }
   version_ = parser.get().version();
@@ -180,9 +177,9 @@ asio::awaitable<std::optional<HttpRequest>> HttpConnection::read() {
 }
 
 // Answers something that is no request, and ends the connection.
-asio::awaitable<void> HttpConnection::refuse(HttpAnswer&& refusal) {
+asio::awaitable<void> HttpConnection::refuse(int status, std::string_view what) {
   keep_alive_ = false;
-  asio::awaitable<void> answered = answer(std::move(refusal));
+  asio::awaitable<void> answered = answer(shared_->handlers.refusal(status, std::string(what)));
   co_await std::move(answered);
   error_code ignored;
   stream_.socket().shutdown(asio::ip::tcp::socket::shutdown_send, ignored);

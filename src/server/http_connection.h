@@ -50,7 +50,7 @@ class HttpConnection final : public HttpClient {
 
   asio::awaitable<bool> wait_for_request();
   asio::awaitable<std::optional<HttpRequest>> read();
-  asio::awaitable<void> refuse(HttpAnswer&& answer);
+  asio::awaitable<void> refuse(int status, std::string_view what);
   asio::awaitable<void> discard_input();
   void watch_for_close();
   void tell_closed();
