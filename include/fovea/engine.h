@@ -55,12 +55,12 @@ struct EngineOptions {
   // for short contexts. EngineStats reports their number and memory.
   bool cuda_graphs = true;
   int32_t max_graph_requests = 256;
-  // step() enqueues the next pass before it waits for its own, so that a device need not wait for
-  // the host. The text is the same; a request that ends by a token or a stop string has computed
-  // one more token, which nobody sees. Passes still follow one another where the host needs the
-  // logits (log-probabilities, penalties), for models with recurrent states, and on a GPU, whose
-  // passes cannot yet take tokens of each other. On the CPU it saves no time, because a pass has
-  // run when it is enqueued. Unset: off.
+  // step() enqueues the next pass before it waits for its own, so that the device does not wait for
+  // the host. Tokens go from pass to pass on the device. The text is the same; a request that ends
+  // by a token or a stop string has computed one more token, which nobody sees. Passes still follow
+  // one another where the host needs the logits (log-probabilities, penalties) and for models with
+  // recurrent states. On the CPU it saves no time, because a pass has run when it is enqueued.
+  // Unset: off.
   std::optional<bool> overlap = {};
   bool record_steps = false;  // for Engine::take_step_records()
   // Attention reads a cached prefix once for all requests that share it, in up to prefix_levels
@@ -221,8 +221,7 @@ struct EngineStats {
 };
 
 // One pass. Times are seconds since the engine was loaded, on the host's clock. On the CPU a pass
-// runs between enqueue_begin and wait_end. On a GPU the host enqueues its kernels during the wait,
-// and device_begin and device_end are the beginning and the end of that.
+// runs between enqueue_begin and wait_end.
 struct StepRecord {
   int64_t step = 0;
   int32_t requests = 0, tokens = 0;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The arrays of one pass on a GPU. They are filled in page-locked memory and copied to fixed device
-// addresses at once.
+// The arrays of passes on a GPU. They are filled in page-locked memory and copied to fixed device
+// addresses at once. The page-locked memory is a ring, so that the next pass can be filled while
+// the copies of the one before are still to come.
 #pragma once
 
 #include <cstdint>
@@ -19,67 +20,96 @@ namespace fovea {
 
 class CudaBatch {
  public:
+  // Places of the ring: two passes in flight and one that is being filled.
+  static constexpr size_t kPlaces = 3;
+
   // Allocates the arrays, which begin as those of empty requests, and a zeroed copy of the request
   // table on the current GPU.
   CudaBatch(const BatchLimits& limits, const RequestTable& table, int sm);
 
-  // Fills the arrays and returns the sizes of the parts. Throws Error{invalid_argument} if they
-  // exceed the limits.
+  // Fills the arrays in the next place of the ring, whose last pass must have ended, and returns
+  // the sizes of the parts. Throws Error{invalid_argument} if they exceed the limits.
   PassSize fill(std::span<const PassPart> parts, RequestTable& table);
-  // [max_requests] shared prefixes of the last pass, see BatchHints.
-  std::span<int32_t> shared_prefix() const {
-    return {host<int32_t>(at_.shared_prefix), static_cast<size_t>(limits_.max_requests)};
+  // Makes the next fill() use this place again. The pass in it must have ended.
+  void step_back() { place_ = (place_ + kPlaces - 1) % kPlaces; }
+  // Returns the place that was filled last.
+  size_t place() const { return place_; }
+  // [max_requests] shared prefixes of the pass filled last, see BatchHints. `tokens` is its number
+  // of tokens.
+  std::span<int32_t> shared_prefix(int32_t tokens) const {
+    return {host<int32_t>(layout(tokens).shared_prefix), static_cast<size_t>(limits_.max_requests)};
   }
-  // Extends the filled pass to a larger size with requests and tokens of length 0.
+  // Extends the filled pass to a larger size with requests and tokens of length 0. Decode steps
+  // keep to max_requests tokens.
   void pad(const PassSize& filled, const PassSize& padded);
   // Enqueues the copies of the arrays, and of entries before the new tokens that changed in the
   // parts' rows of the request table.
-  void upload(std::span<const PassPart> parts, RequestTable& table, Stream stream);
+  void upload(const PassSize& size, std::span<const PassPart> parts, RequestTable& table,
+              Stream stream);
 
-  // Enqueues the kernel that enters the new tokens' slots in the copy of the request table.
+  // Enqueues the kernel that enters the new tokens' slots in the copy of the request table, and
+  // drawn tokens in the tokens of the pass.
   void record_slots(const PassSize& size, Stream stream) const;
 
   // Enqueues the drawing of tokens from the logits [logit_rows, vocabulary].
   void draw(const PassSize& size, const float* logits, int32_t vocabulary, Stream stream) const;
-  // Returns the token drawn for part i, or -1 if none was drawn. Valid after the stream has been
-  // synchronised.
-  int32_t drawn(size_t part) const { return drawn_.data<int32_t>()[part]; }
-  const void* draws() const { return device<kernels::cuda::Draw>(at_.draws); }
+  // Enqueues the copy of the drawn tokens of the pass filled last to its place in host memory.
+  void return_drawn(const PassSize& size, Stream stream);
+  // Returns the token drawn for part i of the pass in this place; meaningless if nothing was drawn
+  // for it, -1 if its logits are no distribution. Valid once the copy has ended.
+  int32_t drawn(size_t place, size_t part) const {
+    return drawn_host_.data<int32_t>()[place * static_cast<size_t>(limits_.max_requests) + part];
+  }
+  const void* draws(const PassSize& size) const {
+    return device<kernels::cuda::Draw>(layout(size.tokens).draws);
+  }
 
-  // Returns the batch as the device sees it, at addresses that never change. Bounds of the
-  // requests' lengths, which decode passes do not use, are those of the pass filled last.
+  // Returns the batch as the device sees it, at addresses that depend on its size alone. Bounds of
+  // the requests' lengths, which decode passes do not use, are those of the pass filled last.
   BatchView view(const PassSize& size) const;
   ModelInputs inputs(const PassSize& size) const;
-  size_t bytes() const { return arrays_.bytes() + table_.bytes(); }
+  size_t bytes() const { return arrays_.bytes() + table_.bytes() + drawn_.bytes(); }
   // Returns the bytes that the arrays take, for a table with a row for each request and the
   // reserved one. Needs no GPU.
   static size_t bytes(const BatchLimits& limits);
 
  private:
-  // Offsets in bytes into the blocks of both host and device.
+  // Offsets in bytes into the blocks of both host and device. Passes of up to max_requests tokens,
+  // such as decode steps, have arrays of their own, because all arrays of a layout are copied.
   struct Layout {
-    size_t tokens, positions, logit_rows, token_rows, out_slots, q_indptr, kv_lens, rows,
-        state_slots, shared_prefix, draws, total;
+    size_t begin, tokens, positions, logit_rows, token_rows, drawn_by, out_slots, q_indptr, kv_lens,
+        rows, state_slots, shared_prefix, draws, end;
   };
-  static Layout layout(const BatchLimits& limits);
+  struct Layouts {
+    Layout few, many;
+  };
+  static Layout layout_from(size_t begin, const BatchLimits& limits, int32_t max_tokens);
+  static Layouts layouts(const BatchLimits& limits);
+  const Layout& layout(int32_t tokens) const {
+    return tokens <= limits_.max_requests ? at_.few : at_.many;
+  }
+  void clear(const Layout& at, int32_t max_tokens);
+  void pad(const Layout& at, const PassSize& filled, const PassSize& padded);
   template <typename T>
   T* host(size_t offset) const {
-    return reinterpret_cast<T*>(pinned_.data<std::byte>() + offset);
+    return reinterpret_cast<T*>(pinned_.data<std::byte>() + place_ * at_.many.end + offset);
   }
   template <typename T>
-  const T* device(size_t offset) const {
-    return reinterpret_cast<const T*>(arrays_.data<std::byte>() + offset);
+  T* device(size_t offset) const {
+    return reinterpret_cast<T*>(arrays_.data<std::byte>() + offset);
   }
 
   kernels::cuda::SlotRecorder recorder_;
   kernels::cuda::Sampling sampling_;
   BatchLimits limits_;
-  Layout at_;
+  Layouts at_;
   int32_t table_rows_;
   int64_t table_stride_;
-  gpu::PinnedBuffer pinned_;
-  std::vector<int32_t> q_lens_;  // [max_requests]
-  gpu::PinnedBuffer drawn_;      // [max_requests] tokens that the GPU writes
+  size_t place_ = 0;
+  gpu::PinnedBuffer pinned_;      // [kPlaces] blocks
+  std::vector<int32_t> q_lens_;   // [max_requests]
+  gpu::PinnedBuffer drawn_host_;  // [kPlaces, max_requests]
+  gpu::DeviceBuffer drawn_;       // [max_requests] tokens that the last pass drew
   gpu::DeviceBuffer arrays_;
   gpu::DeviceBuffer table_;  // [max_requests, max_context]
 };

@@ -4,16 +4,18 @@
 // whose requests share prefixes have their own graphs, because the search for groups takes time.
 // Other passes are enqueued eagerly. Decode steps without graphs are enqueued exactly as they would
 // be captured, so that their bits are the same. One copy uploads the arrays. Tokens are drawn on
-// the GPU and written to host memory; logits are copied to the host only on request.
+// the GPU, where the next pass can take them, and copied to the host; logits are copied only on
+// request.
 #include "engine/cuda_model_runner.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <tuple>
 #include <utility>
-#include <vector>
 
 #include "core/check.h"
 #include "engine/cuda_batch.h"
@@ -27,13 +29,11 @@ class CudaModelRunner final : public ModelRunner {
  public:
   CudaModelRunner(ReservedModel model, CacheSet& caches, const SharedPrefixes& prefixes,
                   const ModelRunnerOptions& options);
-  // The pass runs when it is collected: one pass is in flight, and draws() is false.
-  void enqueue(std::span<const PassPart> parts) override {
-    parts_.assign(parts.begin(), parts.end());
-  }
+  ~CudaModelRunner() override { abandon(); }
+  void enqueue(std::span<const PassPart> parts) override;
   PassTimes collect(std::span<float> logits, std::span<int32_t> drawn) override;
-  void abandon() override {}
-  bool draws() const override { return false; }
+  void abandon() override;
+  bool draws() const override { return vocabulary() <= kernels::cuda::kMaxVocabulary; }
   RunnerStats stats() const override { return stats_; }
 
  private:
@@ -41,9 +41,16 @@ class CudaModelRunner final : public ModelRunner {
     gpu::Graph graph;
     PassAddresses addresses;
   };
+  // A pass in flight, by its place in the ring of CudaBatch.
+  struct Flight {
+    gpu::Event begin, end;
+    int32_t logit_rows = 0;
+    struct Part {
+      bool is_drawn, has_logits;
+    };
+    std::vector<Part> parts;
+  };
 
-  void run_parts(std::span<const PassPart> parts, std::span<float> logits,
-                 std::span<int32_t> drawn);
   void warm_up();
   void capture(const PassSize& size);
   void capture_all();
@@ -55,7 +62,10 @@ class CudaModelRunner final : public ModelRunner {
   PassSize decode_size(int32_t requests, int32_t kv_len, bool shares_prefixes) const;
   bool is_decode(std::span<const PassPart> parts) const;
   PassAddresses addresses(const PassSize& size) const;
-  bool read_tokens(std::span<const PassPart> parts, std::span<int32_t> drawn) const;
+  PassSize prepare(std::span<const PassPart> parts, PassSize size);
+  void launch(const PassSize& size, std::span<const PassPart> parts);
+  void start_clock();
+  PassTimes times_of(size_t place);
   void read_logits(std::span<float> logits);
 
   Stream stream() const { return model_.model().device().stream(); }
@@ -74,7 +84,13 @@ class CudaModelRunner final : public ModelRunner {
   // Key: requests, max_kv_len, shares_prefixes.
   std::map<std::tuple<int32_t, int32_t, bool>, Captured> graphs_;
   RunnerStats stats_;
-  std::vector<PassPart> parts_;  // the enqueued pass
+  std::array<Flight, CudaBatch::kPlaces> flights_;
+  std::deque<size_t> in_flight_;  // places, the oldest first
+  // When the last collected pass ended, and its event. Its place is filled only after the next pass
+  // was collected.
+  std::chrono::steady_clock::time_point last_end_;
+  gpu::Event start_;
+  const gpu::Event* last_event_ = nullptr;
 };
 
 CudaModelRunner::CudaModelRunner(ReservedModel model, CacheSet& caches,
@@ -96,6 +112,7 @@ CudaModelRunner::CudaModelRunner(ReservedModel model, CacheSet& caches,
   stats_.memory.logits = logits_.bytes();
   warm_up();
   if (replays_) capture_all();
+  start_clock();
 }
 
 // Runs passes of every power of two of rows over the empty requests that the arrays begin with.
@@ -119,7 +136,7 @@ PassSize CudaModelRunner::decode_size(int32_t requests, int32_t kv_len,
   size.max_q_len = 1;
   size.max_kv_len = graph_context(size.requests, kv_len, limits_.max_kv_len);
   size.mode = ForwardMode::decode;
-  size.draws = vocabulary() <= kernels::cuda::kMaxVocabulary;
+  size.draws = draws();
   return size;
 }
 
@@ -160,38 +177,47 @@ bool CudaModelRunner::is_decode(std::span<const PassPart> parts) const {
       parts, [](const PassPart& part) { return part.tokens.size() == 1 && part.logit_rows == 1; });
 }
 
-PassTimes CudaModelRunner::collect(std::span<float> logits, std::span<int32_t> drawn) {
-  PassTimes times;
-  times.begin = std::chrono::steady_clock::now();
-  run_parts(parts_, logits, drawn);
-  times.end = std::chrono::steady_clock::now();
-  return times;
+// Notes the filled pass, pads it if it is a decode step, and returns the sizes of the pass to run.
+PassSize CudaModelRunner::prepare(std::span<const PassPart> parts, PassSize size) {
+  size.draws = size.draws && draws() && size.logit_rows <= logit_rows_;
+  Flight& flight = flights_[batch_.place()];
+  flight.logit_rows = size.logit_rows;
+  flight.parts.clear();
+  for (const PassPart& part : parts) {
+    flight.parts.push_back({size.draws && part.sampling != nullptr, part.logit_rows > 0});
+  }
+  size.shares_prefixes = prefixes_.find(parts, caches_.table(), batch_.shared_prefix(size.tokens));
+  stats_.shared_steps += size.shares_prefixes;
+  if (size.requests > max_padded_ || !is_decode(parts)) return size;
+  const PassSize padded = decode_size(size.requests, size.max_kv_len, size.shares_prefixes);
+  batch_.pad(size, padded);
+  return padded;
 }
 
-void CudaModelRunner::run_parts(std::span<const PassPart> parts, std::span<float> logits,
-                                std::span<int32_t> drawn) {
-  check_argument(drawn.size() == parts.size(), "drawn holds {}, must hold {} as parts does",
-                 drawn.size(), parts.size());
-  std::ranges::fill(drawn, -1);
-  if (parts.empty()) return;
-  PassSize size = batch_.fill(parts, caches_.table());
-  size.draws =
-      size.draws && vocabulary() <= kernels::cuda::kMaxVocabulary && size.logit_rows <= logit_rows_;
-  check_argument(
-      logits.size() == static_cast<size_t>(size.logit_rows) * static_cast<size_t>(vocabulary()),
-      "logits holds {} floats, must hold {} rows of {}", logits.size(), size.logit_rows,
-      vocabulary());
-  size.shares_prefixes = prefixes_.find(parts, caches_.table(), batch_.shared_prefix());
-  stats_.shared_steps += size.shares_prefixes;
-  const bool pads = size.requests <= max_padded_ && is_decode(parts);
-  if (pads) {
-    const PassSize padded = decode_size(size.requests, size.max_kv_len, size.shares_prefixes);
-    batch_.pad(size, padded);
-    size = padded;
+void CudaModelRunner::enqueue(std::span<const PassPart> parts) {
+  check_argument(!parts.empty(), "a pass has no parts");
+  check_argument(in_flight_.size() < 2, "{} passes are in flight, the limit is 2",
+                 in_flight_.size());
+  const PassSize filled = batch_.fill(parts, caches_.table());
+  try {
+    launch(prepare(parts, filled), parts);
+  } catch (...) {
+    try {
+      gpu::synchronize(stream());  // the pass may read its place of the ring
+    } catch (const Error&) {       // the first error says more
+    }
+    batch_.step_back();
+    throw;
   }
+  in_flight_.push_back(batch_.place());
+}
+
+void CudaModelRunner::launch(const PassSize& size, std::span<const PassPart> parts) {
+  Flight& flight = flights_[batch_.place()];
   caches_.publish_changes(stream());
-  batch_.upload(parts, caches_.table(), stream());
-  if (pads && replays_) {
+  batch_.upload(size, parts, caches_.table(), stream());
+  flight.begin.record(stream());
+  if (replays_ && size.requests <= max_padded_ && is_decode(parts)) {
     const Captured& captured = graphs_.at({size.requests, size.max_kv_len, size.shares_prefixes});
 #ifndef NDEBUG
     captured.addresses.check(addresses(size));
@@ -200,25 +226,68 @@ void CudaModelRunner::run_parts(std::span<const PassPart> parts, std::span<float
   } else {
     enqueue(size);
   }
-  if (!size.draws || !read_tokens(parts, drawn)) read_logits(logits);
+  if (size.draws) batch_.return_drawn(size, stream());
+  flight.end.record(stream());
 }
 
-// Copies the drawn tokens. Returns true if no part needs logits.
-bool CudaModelRunner::read_tokens(std::span<const PassPart> parts, std::span<int32_t> drawn) const {
-  gpu::synchronize(stream());
+PassTimes CudaModelRunner::collect(std::span<float> logits, std::span<int32_t> drawn) {
+  check_argument(!in_flight_.empty(), "no pass was enqueued");
+  const size_t place = in_flight_.front();
+  const Flight& flight = flights_[place];
+  check_argument(drawn.size() == flight.parts.size(), "drawn holds {}, must hold {} as parts does",
+                 drawn.size(), flight.parts.size());
+  check_argument(logits.empty() || (in_flight_.size() == 1 &&
+                                    logits.size() == static_cast<size_t>(flight.logit_rows) *
+                                                         static_cast<size_t>(vocabulary())),
+                 "logits holds {} floats, must hold {} rows of {} of the last pass", logits.size(),
+                 flight.logit_rows, vocabulary());
+  flight.end.wait();
   bool all = true;
-  for (size_t i = 0; i < parts.size(); ++i) {
-    drawn[i] = batch_.drawn(i);
-    all = all && (drawn[i] >= 0 || parts[i].logit_rows == 0);
+  for (size_t i = 0; i < drawn.size(); ++i) {
+    drawn[i] = flight.parts[i].is_drawn ? batch_.drawn(place, i) : -1;
+    all = all && (drawn[i] >= 0 || !flight.parts[i].has_logits);
   }
-  return all;
+  if (!all) read_logits(logits);
+  const PassTimes times = times_of(place);
+  in_flight_.pop_front();
+  return times;
+}
+
+// Adds up the times between events, because their clock is not the host's.
+PassTimes CudaModelRunner::times_of(size_t place) {
+  const Flight& flight = flights_[place];
+  const auto after = [](std::chrono::steady_clock::time_point time, float milliseconds) {
+    return time + std::chrono::nanoseconds(static_cast<int64_t>(1e6 * milliseconds));
+  };
+  PassTimes times;
+  times.begin = after(last_end_, flight.begin.milliseconds_since(*last_event_));
+  times.end = after(times.begin, flight.end.milliseconds_since(flight.begin));
+  last_end_ = times.end;
+  last_event_ = &flight.end;
+  return times;
+}
+
+// Errors of the device come again when it is used next.
+void CudaModelRunner::abandon() {
+  if (in_flight_.empty()) return;
+  in_flight_.clear();
+  try {
+    gpu::synchronize(stream());
+    start_clock();
+  } catch (const Error&) {
+  }
+}
+
+void CudaModelRunner::start_clock() {
+  start_.record(stream());
+  start_.wait();
+  last_end_ = std::chrono::steady_clock::now();
+  last_event_ = &start_;
 }
 
 // Copies the logits that are computed already, and computes the others in the same buffer.
-// Synchronises even if there are no logits, because the next pass overwrites the staging memory.
 void CudaModelRunner::read_logits(std::span<float> logits) {
   const auto rows = static_cast<int32_t>(logits.size() / static_cast<size_t>(vocabulary()));
-  if (rows == 0) gpu::synchronize(stream());
   for (int32_t begin = 0; begin < rows; begin += logit_rows_) {
     const std::span<float> computed = logits_of(std::min(logit_rows_, rows - begin));
     if (begin > 0) model_.model().logits(begin, computed);
@@ -238,7 +307,7 @@ PassAddresses CudaModelRunner::addresses(const PassSize& size) const {
   found.add("tokens", inputs.tokens.data());
   found.add("positions of tokens", inputs.positions.data());
   found.add("logit_rows", inputs.logit_rows.data());
-  found.add("draws", batch_.draws());
+  found.add("draws", batch_.draws(size));
   found.add("logits", logits_.data());
   for (size_t group = 0; group < model_.model().info().groups.size(); ++group) {
     const KvPool* const pool = caches_.kv(group);

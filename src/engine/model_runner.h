@@ -45,8 +45,8 @@ class ModelRunner {
   virtual ~ModelRunner() = default;
 
   // Enqueues the parts as one batch within the limits. At most one other pass may be in flight, and
-  // only if draws() is true; otherwise what the parts refer to must stay valid until collect(). If
-  // it throws, nothing was enqueued.
+  // only if draws() is true. The parts are not read after the call. If it throws, nothing was
+  // enqueued.
   virtual void enqueue(std::span<const PassPart> parts) = 0;
   // Waits for the oldest pass in flight. logits: [sum of logit_rows, vocabulary], in the order of
   // the parts, or empty; must be empty if another pass was enqueued since. drawn: [parts], the

@@ -95,25 +95,26 @@ TEST_F(GpuModelRunner, TheFirstBatchIsEmptyAndDrawsNothing) {
   const gpu::Context context(0);
   const gpu::DeviceBuffer logits(kLimits.max_requests * kVocabulary * sizeof(float));
   gpu::fill_bytes(logits.data(), 0, logits.bytes(), nullptr);  // greedy draws would be token 0
-  const CudaBatch batch(kLimits, RequestTable(kLimits.max_requests + 1, kLimits.max_kv_len),
-                        context.info().sm);
+  CudaBatch batch(kLimits, RequestTable(kLimits.max_requests + 1, kLimits.max_kv_len),
+                  context.info().sm);
   const PassSize size{.requests = kLimits.max_requests,
                       .tokens = kLimits.max_requests,
                       .logit_rows = kLimits.max_requests,
                       .draws = true};
   batch.draw(size, logits.data<float>(), kVocabulary, nullptr);
+  batch.return_drawn(size, nullptr);
   std::vector<int64_t> slots(kLimits.max_requests);
   gpu::copy_to_host(slots.data(), batch.view(size).out_slots.data(), slots.size() * sizeof(int64_t),
                     nullptr);
   gpu::synchronize(nullptr);
   for (size_t i = 0; i < slots.size(); ++i) {
-    EXPECT_EQ(batch.drawn(i), -1) << i;
+    EXPECT_EQ(batch.drawn(batch.place(), i), -1) << i;
     EXPECT_EQ(slots[i], -1) << i;
   }
 }
 
-// The next pass overwrites this pass's staging memory, so run() waits for passes that compute no
-// logits too. Work before each pass keeps the GPU behind the host.
+// The caller may change what the pass reads, so run() waits for passes that compute no logits too.
+// Work before each pass keeps the GPU behind the host.
 TEST_F(GpuModelRunner, PassesWithoutLogitsHaveEndedWhenRunReturns) {
   constexpr BatchLimits kPrompts = {
       .max_requests = 1, .max_tokens = 32, .max_q_len = 32, .max_kv_len = 256};

@@ -225,6 +225,36 @@ TEST_P(GpuModels, DrawTheTokensThatTheCpuDraws) {
   for (size_t i = 0; i < drawn.size(); ++i) EXPECT_EQ(drawn[i].tokens, wanted[i].tokens) << i;
 }
 
+// Tokens go from pass to pass on the device, while requests begin and end.
+TEST_P(GpuModels, TextIsTheSameWithoutOverlap) {
+  const std::vector<ReferencePrompt> prompts = read_reference(model());
+  std::vector<GenerateRequest> requests;
+  for (int i = 0; i < 24; ++i) {
+    requests.push_back(greedy_request(prompts[static_cast<size_t>(i) % prompts.size()]));
+    SamplingParams& sampling = requests.back().sampling;
+    sampling.max_new_tokens = 5 + i * 7 % 40;
+    sampling.seed = static_cast<uint64_t>(i);
+    sampling.temperature = i % 3 == 0 ? 0.0f : 1.2f;
+    sampling.stop_tokens = {5 + i, 40 + i, 80 + 2 * i};
+  }
+  std::vector<std::vector<GenerateResult>> results;
+  for (const bool overlap : {true, false}) {
+    EngineOptions options = options_for(model());
+    options.batch_invariant = true;  // passes need not be the same
+    options.overlap = overlap;
+    const std::unique_ptr<Engine> engine = Engine::load(options);
+    results.push_back(engine->generate(requests));
+    EXPECT_EQ(engine->stats().overlapped_steps > 0, overlap);
+    engine->clear_prefix_cache();
+    EXPECT_EQ(engine->stats().kv_pages_free, engine->stats().kv_pages);
+  }
+  for (size_t i = 0; i < requests.size(); ++i) {
+    EXPECT_EQ(results[0][i].tokens, results[1][i].tokens) << i;
+    EXPECT_EQ(results[0][i].text, results[1][i].text) << i;
+    EXPECT_EQ(results[0][i].finish, results[1][i].finish) << i;
+  }
+}
+
 // With batch_invariant the log-probabilities of a text have the same bits alone and with other
 // requests, cold and after prefix hits. Its prompt is cut differently there, and its steps run in
 // other graphs.

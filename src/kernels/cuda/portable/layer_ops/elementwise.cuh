@@ -108,6 +108,8 @@ struct RecordSlotsConfig {
 
   __device__ static void run(const Params& params) {
     for (int64_t t = first_element(); t < params.tokens; t += element_step()) {
+      const int32_t drawn_by = params.drawn_by[t];
+      if (drawn_by >= 0) params.token_ids[t] = params.drawn[drawn_by];
       const int64_t slot = params.slots[t];
       if (slot < 0) continue;
       params.table[params.rows[t] * params.stride + params.positions[t]] =

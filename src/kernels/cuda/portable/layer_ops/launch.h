@@ -31,7 +31,8 @@ class LayerOps {
       single_column_, gather_, soft_cap_, routing_, group_choices_, combine_;
 };
 
-// Enters the slots of new tokens in the device's copy of a request table.
+// Enters the slots of new tokens in the device's copy of a request table, and the tokens that the
+// pass before drew in those of this pass.
 class SlotRecorder {
  public:
   // Loads the kernel onto the current GPU. Errors as Kernel's constructor.
