@@ -187,6 +187,7 @@ void add_bench(CLI::App& program) {
     run(*flags);
   });
   add_bench_engine(*command);
+  add_bench_products(*command);
 }
 
 }  // namespace fovea::cli

@@ -29,13 +29,8 @@ static_assert(cuda::kMaxRoutedExperts == kernels::kMaxExperts);
 
 // Generated weights are copied to the device in pieces of this size.
 constexpr size_t kStagingBytes = size_t{64} << 20;
-constexpr int32_t kMaxHeadDim = 2048;  // HeadsConfig::kMaxDim
 
 size_t aligned(size_t bytes) { return round_up(bytes, kCudaAlignment); }
-
-cuda::NormWeights weights_of(const Norm& norm) {
-  return {norm.weight.data(), norm.epsilon, norm.plus_one ? 1.0f : 0.0f};
-}
 
 class VectorMemory {
  public:
@@ -56,6 +51,7 @@ class CudaDevice final : public ModelDevice {
   explicit CudaDevice(const CudaDeviceOptions& options)
       : context_(options.index),
         kernels_(context_.info().sm, cuda::kernel_store()),
+        row_invariant_(options.row_invariant),
         products_(options.row_invariant, options.max_rows) {}
   ~CudaDevice() override { context_.bind_to_free(); }
 
@@ -78,9 +74,18 @@ class CudaDevice final : public ModelDevice {
   std::shared_ptr<std::byte> allocate(size_t bytes) override;
 
   void linear(const Linear& weights, Rows x, Rows out, int64_t rows) override;
+  bool joins_norms(const Linear& weights, int64_t rows) const override;
+  bool joined_linear(const Linear& weights, const JoinedSteps& steps, Rows x, Rows out,
+                     int64_t rows) override;
+  bool gated_linear(const MlpParts& parts, const DeferredNorm& norm, Rows x, Rows out,
+                    int64_t rows) override;
   void residual(const ResidualStep& step) override;
   void prepare_heads(const HeadSteps& steps, HeadRows x, int64_t rows, int32_t heads, int32_t dim,
-                     const int32_t* positions) override;
+                     const int32_t* positions) override {
+    prepare_head_sets({steps, x, heads}, {steps, {}, 0}, rows, dim, positions);
+  }
+  void prepare_head_sets(const HeadSet& first, const HeadSet& second, int64_t rows, int32_t dim,
+                         const int32_t* positions) override;
   void gated_activation(const MlpParts& parts, Rows in, Rows out, int64_t rows) override {
     launch_gated_activation(kernels_.ops, parts, in, out, rows, stream());
   }
@@ -102,10 +107,15 @@ class CudaDevice final : public ModelDevice {
 
  private:
   void copy_in(std::byte* to, const StoredTensor& tensor);
+  bool serves_skinny(const Linear& weights, const cuda::SkinnyGemmParams& params) const {
+    return !row_invariant_ && weights.dtype == DType::bf16 && !weights.is_kn &&
+           cuda::SkinnyProducts::serves(params);
+  }
 
   gpu::Context context_;
   gpu::OwnedStream stream_;
   CudaLayerKernels kernels_;
+  bool row_invariant_;
   gpu::MatrixProducts products_;
   // Key: the address in the mapped file, or the tensor whose values are generated.
   std::map<const void*, gpu::DeviceBuffer> matrices_;
@@ -180,6 +190,8 @@ std::shared_ptr<std::byte> CudaDevice::allocate(size_t bytes) {
   return {buffer, buffer->data<std::byte>()};
 }
 
+// Few rows need the bytes of the weights only. Products in which all numbers of rows shall have the
+// same bits are cuBLASLt's.
 void CudaDevice::linear(const Linear& weights, Rows x, Rows out, int64_t rows) {
   if (weights.n == 1) {
     const cuda::SingleColumnParams params{
@@ -196,6 +208,8 @@ void CudaDevice::linear(const Linear& weights, Rows x, Rows out, int64_t rows) {
     };
     return kernels_.ops.single_column(params, stream());
   }
+  const cuda::SkinnyGemmParams skinny = skinny_params(weights, x, out, rows);
+  if (serves_skinny(weights, skinny)) return kernels_.skinny.run(skinny, stream());
   gpu::MatmulParams params;
   params.x = x.data;
   params.weight = weights.weight;
@@ -209,12 +223,31 @@ void CudaDevice::linear(const Linear& weights, Rows x, Rows out, int64_t rows) {
   params.rows = static_cast<int32_t>(rows);
   params.n = weights.n;
   params.k = weights.k;
-  if (weights.bias != nullptr) {
-    const size_t rounded =
-        out.dtype == DType::f32 ? 0 : aligned(static_cast<size_t>(weights.n) * sizeof(float));
-    params.bias = reinterpret_cast<const std::byte*>(weights.bias) + rounded;
-  }
+  params.bias = bias_of(weights, out.dtype);
   products_.run(params, stream());
+}
+
+// Rows are those of the arena, which are aligned; the weight stands for them.
+bool CudaDevice::joins_norms(const Linear& weights, int64_t rows) const {
+  const Rows dense{const_cast<std::byte*>(weights.weight), weights.k, DType::bf16};
+  return serves_skinny(weights, skinny_params(weights, dense, dense, rows));
+}
+
+bool CudaDevice::joined_linear(const Linear& weights, const JoinedSteps& steps, Rows x, Rows out,
+                               int64_t rows) {
+  const cuda::SkinnyGemmParams params = joined_params(weights, steps, x, out, rows);
+  if (!serves_skinny(weights, params)) return false;
+  kernels_.skinny.run(params, stream());
+  return true;
+}
+
+bool CudaDevice::gated_linear(const MlpParts& parts, const DeferredNorm& norm, Rows x, Rows out,
+                              int64_t rows) {
+  if (parts.up || parts.alternates) return false;
+  const cuda::SkinnyGemmParams skinny = gated_params(parts, norm, x, out, rows);
+  if (!serves_skinny(parts.gate, skinny)) return false;
+  kernels_.skinny.run(skinny, stream());
+  return true;
 }
 
 void CudaDevice::residual(const ResidualStep& step) {
@@ -232,31 +265,15 @@ void CudaDevice::residual(const ResidualStep& step) {
   kernels_.ops.residual(params, stream());
 }
 
-void CudaDevice::prepare_heads(const HeadSteps& steps, HeadRows x, int64_t rows, int32_t heads,
-                               int32_t dim, const int32_t* positions) {
-  const bool norm_alone = !steps.rotary && !steps.l2_epsilon && steps.scale.factor == 0;
-  if (!steps.norm && norm_alone) return;
-  if (dim > kMaxHeadDim && !norm_alone) {
-    fail(ErrorCode::unsupported, "a head has {} dims, at most {} on a GPU", dim, kMaxHeadDim);
+void CudaDevice::prepare_head_sets(const HeadSet& first, const HeadSet& second, int64_t rows,
+                                   int32_t dim, const int32_t* positions) {
+  cuda::HeadSetsParams params{};
+  size_t sets = 0;
+  for (const HeadSet* set : {&first, &second}) {
+    if (set->heads == 0 || !has_steps(set->steps)) continue;
+    params.sets[sets++] = heads_params(*set, rows, dim, positions);
   }
-  cuda::HeadsParams params{};
-  params.x = x.data;
-  params.row_stride = x.token_stride;
-  params.head_stride = x.head_stride;
-  params.positions = positions;
-  params.norm = weights_of(steps.norm);
-  if (steps.rotary) {
-    const kernels::RopeTableView& table = *steps.rotary.table;
-    params.rotary = {table.cos, table.sin, table.max_positions, table.rotary_dim,
-                     steps.rotary.layout == kernels::RopeLayout::interleaved};
-  }
-  params.l2_epsilon = steps.l2_epsilon.value_or(-1.0f);
-  params.position_scale = steps.scale.factor;
-  params.floor_scale = steps.scale.floor_scale;
-  params.rows = static_cast<int32_t>(rows);
-  params.heads = heads;
-  params.dim = dim;
-  kernels_.ops.prepare_heads(params, stream());
+  if (sets > 0) kernels_.ops.prepare_heads(params, stream());
 }
 
 void CudaDevice::sigmoid_gate(HeadRows x, HeadRows gate, int64_t rows, int32_t heads, int32_t dim,

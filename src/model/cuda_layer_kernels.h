@@ -4,17 +4,40 @@
 
 #include "kernels/cuda/portable/expert_gemm/launch.h"
 #include "kernels/cuda/portable/layer_ops/launch.h"
+#include "kernels/cuda/portable/skinny_gemm/launch.h"
 #include "model/device.h"
 
 namespace fovea {
 
 struct CudaLayerKernels {
   // Loads the kernels for the current GPU. Throws as kernels::cuda::Kernel does.
-  CudaLayerKernels(int sm, gpu::KernelStore& store) : ops(sm, store), expert_gemm(sm, store) {}
+  CudaLayerKernels(int sm, gpu::KernelStore& store)
+      : ops(sm, store), expert_gemm(sm, store), skinny(sm, store) {}
 
   kernels::cuda::LayerOps ops;
   kernels::cuda::ExpertGemm expert_gemm;
+  kernels::cuda::SkinnyProducts skinny;
 };
+
+kernels::cuda::NormWeights weights_of(const Norm& norm);
+
+// Returns the bias in the type of the output: vectors are placed in f32, then in bf16.
+const void* bias_of(const Linear& weights, DType out);
+
+// Describes out = x weights^T + bias, see ModelDevice::linear.
+kernels::cuda::SkinnyGemmParams skinny_params(const Linear& weights, Rows x, Rows out,
+                                              int64_t rows);
+// Describes such a product with the steps around it, see ModelDevice::joined_linear.
+kernels::cuda::SkinnyGemmParams joined_params(const Linear& weights, const JoinedSteps& steps,
+                                              Rows x, Rows out, int64_t rows);
+// Describes out = activation(gate(x)) * up(x), see ModelDevice::gated_linear.
+kernels::cuda::SkinnyGemmParams gated_params(const MlpParts& parts, const DeferredNorm& norm,
+                                             Rows x, Rows out, int64_t rows);
+
+bool has_steps(const HeadSteps& steps);
+// Describes the steps of a set of heads. Throws Error{unsupported} if they are too long for them.
+kernels::cuda::HeadsParams heads_params(const HeadSet& set, int64_t rows, int32_t dim,
+                                        const int32_t* positions);
 
 // Enqueues out[r, i] = activation(gate) * up, see ModelDevice::gated_activation.
 void launch_gated_activation(const kernels::cuda::LayerOps& ops, const MlpParts& parts, Rows in,

@@ -35,10 +35,12 @@ class DecoderModel : public Model {
 
  private:
   // x: residual stream. normed: input of a block. branch: its output. All are [rows, hidden].
+  // squares: those of norms that products begin and end, for up to kMaxJoinedRows rows.
   struct Residual {
     float* x;
     Rows normed;
     float* branch;
+    float* squares;
   };
   Residual take_residual(Arena& arena, int64_t rows) const;
   float* take_gathered(Arena& arena) const;
@@ -49,6 +51,10 @@ class DecoderModel : public Model {
   void run_mixer(Pass& pass, const Block& block) const;
   void run_feed(Pass& pass, const Block& block) const;
   void step(const Pass& pass, const Norm* branch_norm, const Norm* norm) const;
+  bool joins(const Block& from, const Norm& out_norm, const Block& to, const Norm& norm,
+             int64_t rows) const;
+  JoinedSteps joined_steps(const Pass& pass, const Norm* before, const Norm* after) const;
+  void run_layers(Pass& pass, std::span<const int32_t> logit_rows);
   void keep_rows(std::span<const int32_t> rows);
   void sum_over_ranks(int64_t rows) const;
   void gather_logits(int64_t first_row, std::span<float> logits);
@@ -70,7 +76,8 @@ DecoderModel::Residual DecoderModel::take_residual(Arena& arena, int64_t rows) c
   const int64_t hidden = parts_.info.hidden;
   return {.x = arena.floats(rows * hidden),
           .normed = arena.rows(rows, hidden),
-          .branch = arena.floats(rows * hidden)};
+          .branch = arena.floats(rows * hidden),
+          .squares = arena.floats(std::min(rows, kMaxJoinedRows) * sums_of_squares(hidden))};
 }
 
 // Returns room for the logits of kGatheredRows rows, as one rank sends and all receive them.
@@ -205,6 +212,32 @@ void DecoderModel::step(const Pass& pass, const Norm* branch_norm, const Norm* n
   parts_.device->residual(step);
 }
 
+// Returns true if the block `from` can add its result to x and begin the norm of the block `to`.
+bool DecoderModel::joins(const Block& from, const Norm& out_norm, const Block& to, const Norm& norm,
+                         int64_t rows) const {
+  const ModelDevice& device = *parts_.device;
+  return rows <= kMaxJoinedRows && !out_norm && norm && from.joins_norms(device, rows) &&
+         to.joins_norms(device, rows);
+}
+
+// Returns the steps of a block whose input lacks the factors of the norm `before`, and which begins
+// the norm `after`. Either may be null.
+JoinedSteps DecoderModel::joined_steps(const Pass& pass, const Norm* before,
+                                       const Norm* after) const {
+  JoinedSteps steps;
+  if (before != nullptr) steps.before = {stream_.squares, before->epsilon};
+  if (after != nullptr) {
+    steps.squares = stream_.squares;
+    steps.after.x = stream_.x;
+    steps.after.branch_factor = parts_.branch_factor;
+    steps.after.norm = *after;
+    steps.after.normed = stream_.normed;
+    steps.after.rows = pass.rows;
+    steps.after.dim = parts_.info.hidden;
+  }
+  return steps;
+}
+
 // Sets x[i] = x[rows[i]].
 void DecoderModel::keep_rows(std::span<const int32_t> rows) {
   kernels::ExpertRowsParams move;
@@ -242,25 +275,41 @@ void DecoderModel::forward(const ModelInputs& inputs, std::span<AttentionBackend
   embedding.factor = parts_.embedding_factor;
   device.embedding(embedding);
 
+  run_layers(pass, inputs.logit_rows);
+}
+
+// Blocks add their results to x and begin the norm of the next block themselves where both can. The
+// last mixer does not, because the pass goes on with fewer rows.
+void DecoderModel::run_layers(Pass& pass, std::span<const int32_t> logit_rows) {
   const Norm* pending = nullptr;  // norm of a branch that is not yet added to x
-  for (const DecoderLayer& layer : parts_.layers) {
-    step(pass, pending, &layer.mixer_norm);
+  bool begun = false;             // the norm of the next mixer has begun
+  for (size_t i = 0; i < parts_.layers.size(); ++i) {
+    const DecoderLayer& layer = parts_.layers[i];
+    const DecoderLayer* const next = i + 1 < parts_.layers.size() ? &layer + 1 : nullptr;
+    const bool begins_feed = next != nullptr && joins(*layer.mixer, layer.mixer_out_norm,
+                                                      *layer.feed, layer.feed_norm, pass.rows);
+    if (!begun) step(pass, pending, &layer.mixer_norm);
+    pass.joined = joined_steps(pass, begun ? &layer.mixer_norm : nullptr,
+                               begins_feed ? &layer.feed_norm : nullptr);
     run_mixer(pass, *layer.mixer);
-    if (&layer == &parts_.layers.back()) {
+    if (next == nullptr) {
       // No later step mixes rows, so only rows with logits continue.
       step(pass, &layer.mixer_out_norm, nullptr);
-      keep_rows(inputs.logit_rows);
+      keep_rows(logit_rows);
       pass.rows = logit_rows_;
       pass.positions = nullptr;
       if (pass.rows == 0) return;
       step(pass, nullptr, &layer.feed_norm);
-    } else {
+    } else if (!begins_feed) {
       step(pass, &layer.mixer_out_norm, &layer.feed_norm);
     }
+    begun = next != nullptr &&
+            joins(*layer.feed, layer.feed_out_norm, *next->mixer, next->mixer_norm, pass.rows);
+    pass.joined = joined_steps(pass, begins_feed ? &layer.feed_norm : nullptr,
+                               begun ? &next->mixer_norm : nullptr);
     run_feed(pass, *layer.feed);
     pending = &layer.feed_out_norm;
   }
-
   step(pass, pending, &parts_.final_norm);
 }
 

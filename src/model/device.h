@@ -80,6 +80,28 @@ struct ResidualStep {
   int32_t dim = 0;
 };
 
+// A norm that the product before it begins and the product after it ends: rows hold x * weight, and
+// the factor of a row follows from its sums of squares. Rows are complete if `squares` is null.
+struct DeferredNorm {
+  const float* squares = nullptr;  // [rows, sums_of_squares(dim)]
+  float epsilon = 0;
+};
+// Sums of squares of a row.
+constexpr int64_t sums_of_squares(int64_t dim) { return (dim + 15) / 16; }
+// No device joins norms to products of more rows.
+inline constexpr int64_t kMaxJoinedRows = 8;
+
+// Steps that ModelDevice::joined_linear() computes with a product.
+struct JoinedSteps {
+  DeferredNorm before;  // norm of the product's input
+  // Adds the product to after.x, and begins after.norm in after.normed and `squares`; computed if
+  // after.x is not null. It has no branch and no branch_norm.
+  ResidualStep after;
+  float* squares = nullptr;
+
+  explicit operator bool() const { return before.squares != nullptr || after.x != nullptr; }
+};
+
 // Computes down(activation(gate(x)) * up(x)).
 struct MlpParts {
   Linear gate;  // contains gate and up if `up` is empty
@@ -91,6 +113,13 @@ struct MlpParts {
   kernels::SwigluBounds bounds;  // for clamped_swiglu
 
   int32_t width() const { return down.k; }
+};
+
+// Heads and the steps that apply to them.
+struct HeadSet {
+  const HeadSteps& steps;
+  HeadRows x;
+  int32_t heads = 0;
 };
 
 // The experts selected for each row, and their weights.
@@ -145,12 +174,39 @@ class ModelDevice {
   virtual std::shared_ptr<std::byte> allocate(size_t bytes) = 0;
 
   virtual void linear(const Linear& weights, Rows x, Rows out, int64_t rows) = 0;
+  // Returns true if joined_linear() computes this product of dense rows, and gated_linear() if the
+  // matrix holds gates and ups.
+  virtual bool joins_norms(const Linear& weights, int64_t rows) const {
+    (void)weights, (void)rows;
+    return false;
+  }
+  // As linear(), with the steps around the product. Writes no `out` if a step follows. Returns
+  // false, and does nothing, unless joins_norms().
+  virtual bool joined_linear(const Linear& weights, const JoinedSteps& steps, Rows x, Rows out,
+                             int64_t rows) {
+    (void)weights, (void)steps, (void)x, (void)out, (void)rows;
+    return false;
+  }
+  // Computes out = activation(gate(x)) * up(x) at once, where `norm` is that of x. Returns false,
+  // and does nothing, if the device has no such operation for these weights and rows; the caller
+  // then computes the product and gated_activation().
+  virtual bool gated_linear(const MlpParts& parts, const DeferredNorm& norm, Rows x, Rows out,
+                            int64_t rows) {
+    (void)parts, (void)norm, (void)x, (void)out, (void)rows;
+    return false;
+  }
   virtual void residual(const ResidualStep& step) = 0;
   // Applies the steps to x [rows, heads, dim] in place. positions: [rows], may be null if no step
   // needs them. On a GPU, heads of more than 2048 dims support the norm only; other steps throw
   // Error{unsupported}.
   virtual void prepare_heads(const HeadSteps& steps, HeadRows x, int64_t rows, int32_t heads,
                              int32_t dim, const int32_t* positions) = 0;
+  // Does the same for two sets of heads of equal rows, such as those of q and k.
+  virtual void prepare_head_sets(const HeadSet& first, const HeadSet& second, int64_t rows,
+                                 int32_t dim, const int32_t* positions) {
+    prepare_heads(first.steps, first.x, rows, first.heads, dim, positions);
+    prepare_heads(second.steps, second.x, rows, second.heads, dim, positions);
+  }
   // Computes out[r, i] = activation(gate[r, i]) * up[r, i] from `in` [rows, 2 * width], whose
   // layout `parts` describes. `out` may be `in` unless columns alternate.
   virtual void gated_activation(const MlpParts& parts, Rows in, Rows out, int64_t rows) = 0;

@@ -34,6 +34,18 @@ void norm_rows(ModelDevice& device, const Norm& norm, Rows rows, int64_t count) 
   device.prepare_heads(steps, as_heads(rows, norm.dim()), count, 1, norm.dim(), nullptr);
 }
 
+// Multiplies the rows of a pass.
+void multiply(const Pass& pass, const Linear& weights, const JoinedSteps& steps, Rows x, Rows out) {
+  if (!steps) return pass.device->linear(weights, x, out, pass.rows);
+  check_argument(pass.device->joined_linear(weights, steps, x, out, pass.rows),
+                 "{} rows times {} x {} join no norms", pass.rows, weights.n, weights.k);
+}
+
+JoinedSteps without_norm_before(JoinedSteps steps) {
+  steps.before = {};
+  return steps;
+}
+
 }  // namespace
 
 SelfAttention::Buffers SelfAttention::buffers(Arena& arena, int64_t rows) const {
@@ -56,7 +68,7 @@ void SelfAttention::forward(Pass& pass, Rows x, Rows out) const {
   const AttentionSpec& spec = parts_.spec;
   const Buffers scratch = buffers(pass.arena, pass.rows);
   ModelDevice& device = *pass.device;
-  device.linear(parts_.q, x, scratch.q, pass.rows);
+  multiply(pass, parts_.q, {.before = pass.joined.before}, x, scratch.q);
   if (parts_.k) {
     device.linear(parts_.k, x, scratch.k, pass.rows);
     device.linear(parts_.v, x, scratch.v, pass.rows);
@@ -72,17 +84,20 @@ void SelfAttention::forward(Pass& pass, Rows x, Rows out) const {
   if (parts_.in_backend) tensors.rotary = rotary_tensors(parts_.in_backend, pass.positions);
   norm_rows(device, parts_.q_row_norm, scratch.q, pass.rows);
   norm_rows(device, parts_.k_row_norm, scratch.k, pass.rows);
-  device.prepare_heads(parts_.q_steps, tensors.q, pass.rows, spec.q_heads, spec.head_dim,
-                       pass.positions);
-  device.prepare_heads(parts_.k_steps, tensors.k, pass.rows, spec.kv_heads, spec.head_dim,
-                       pass.positions);
+  device.prepare_head_sets({parts_.q_steps, tensors.q, spec.q_heads},
+                           {parts_.k_steps, tensors.k, spec.kv_heads}, pass.rows, spec.head_dim,
+                           pass.positions);
   pass.backends[static_cast<size_t>(parts_.slot.group)]->forward(tensors, device.stream());
 
   if (parts_.has_output_gate) {
     device.sigmoid_gate(tensors.out, from_dim(tensors.q, spec.head_dim), pass.rows, spec.q_heads,
                         spec.head_dim_v, spec.head_dim_v);
   }
-  device.linear(parts_.o, scratch.out, out, pass.rows);
+  multiply(pass, parts_.o, without_norm_before(pass.joined), scratch.out, out);
+}
+
+bool SelfAttention::joins_norms(const ModelDevice& device, int64_t rows) const {
+  return !parts_.k && device.joins_norms(parts_.q, rows) && device.joins_norms(parts_.o, rows);
 }
 
 MlpBuffers mlp_buffers(const MlpParts& parts, Arena& arena, int64_t rows) {
@@ -95,9 +110,11 @@ MlpBuffers mlp_buffers(const MlpParts& parts, Arena& arena, int64_t rows) {
 
 void apply_mlp(const MlpParts& parts, ModelDevice& device, const MlpBuffers& buffers, Rows x,
                Rows out, int64_t rows) {
-  device.linear(parts.gate, x, buffers.hidden, rows);
-  if (parts.up) device.linear(parts.up, x, from_column(buffers.hidden, parts.width()), rows);
-  device.gated_activation(parts, buffers.hidden, buffers.activated, rows);
+  if (!device.gated_linear(parts, {}, x, buffers.activated, rows)) {
+    device.linear(parts.gate, x, buffers.hidden, rows);
+    if (parts.up) device.linear(parts.up, x, from_column(buffers.hidden, parts.width()), rows);
+    device.gated_activation(parts, buffers.hidden, buffers.activated, rows);
+  }
   device.linear(parts.down, buffers.activated, out, rows);
 }
 
@@ -105,7 +122,16 @@ void Mlp::take_scratch(Arena& arena, int64_t rows) const { mlp_buffers(parts_, a
 
 void Mlp::forward(Pass& pass, Rows x, Rows out) const {
   const MlpBuffers scratch = mlp_buffers(parts_, pass.arena, pass.rows);
-  apply_mlp(parts_, *pass.device, scratch, x, out, pass.rows);
+  if (!pass.joined) return apply_mlp(parts_, *pass.device, scratch, x, out, pass.rows);
+  check_argument(
+      pass.device->gated_linear(parts_, pass.joined.before, x, scratch.activated, pass.rows),
+      "{} rows of gates and ups join no norms", pass.rows);
+  multiply(pass, parts_.down, without_norm_before(pass.joined), scratch.activated, out);
+}
+
+bool Mlp::joins_norms(const ModelDevice& device, int64_t rows) const {
+  return !parts_.up && !parts_.alternates && device.joins_norms(parts_.gate, rows) &&
+         device.joins_norms(parts_.down, rows);
 }
 
 }  // namespace fovea

@@ -38,7 +38,8 @@ struct Pass {
   const int32_t* positions = nullptr;           // [rows]
   int64_t rows = 0;
   ModelDevice* device = nullptr;
-  Arena arena;  // empty at the start of every block
+  Arena arena;         // empty at the start of every block
+  JoinedSteps joined;  // steps before and after the block that are its own, if it joins_norms()
 };
 
 // One residual branch of a layer.
@@ -48,6 +49,12 @@ class Block {
   // Computes out = f(x). Both are [rows, hidden], dense and distinct, and `out` is f32. x may be
   // overwritten.
   virtual void forward(Pass& pass, Rows x, Rows out) const = 0;
+  // Returns true if forward() computes Pass::joined with its first and last product. It then writes
+  // no `out` if a step follows the last one.
+  virtual bool joins_norms(const ModelDevice& device, int64_t rows) const {
+    (void)device, (void)rows;
+    return false;
+  }
   // Takes the scratch from the arena that forward() takes for `rows` rows.
   virtual void take_scratch(Arena& arena, int64_t rows) const = 0;
 };
@@ -121,6 +128,7 @@ class SelfAttention : public Block {
  public:
   explicit SelfAttention(SelfAttentionParts parts) : parts_(std::move(parts)) {}
   void forward(Pass& pass, Rows x, Rows out) const override;
+  bool joins_norms(const ModelDevice& device, int64_t rows) const override;
   void take_scratch(Arena& arena, int64_t rows) const override { buffers(arena, rows); }
 
  private:
@@ -136,6 +144,7 @@ class Mlp : public Block {
  public:
   explicit Mlp(MlpParts parts) : parts_(std::move(parts)) {}
   void forward(Pass& pass, Rows x, Rows out) const override;
+  bool joins_norms(const ModelDevice& device, int64_t rows) const override;
   void take_scratch(Arena& arena, int64_t rows) const override;
 
  private:

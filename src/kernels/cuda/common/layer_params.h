@@ -26,8 +26,8 @@ struct ResidualParams {
   int32_t dim;
 };
 
-// Applies to a row's heads, in place and in this order: norm, rotation, norm without weights,
-// scale. Heads of more than HeadsConfig::kMaxDim dims have the norm only.
+// Steps of a row's heads, in place and in this order: norm, rotation, norm without weights, scale.
+// Heads of more than HeadsConfig::kMaxDim dims have the norm only.
 struct HeadsParams {
   void* x;  // activations [rows, heads, dim]
   int64_t row_stride, head_stride;
@@ -38,6 +38,11 @@ struct HeadsParams {
   float position_scale;  // 0: none
   float floor_scale;
   int32_t rows, heads, dim;
+};
+
+// Two sets of heads of equal rows, such as those of q and k. The second may have no heads.
+struct HeadSetsParams {
+  HeadsParams sets[2];
 };
 
 // As Activation in kernels/layer_ops.h.

@@ -2,8 +2,9 @@
 // The operations of the family, and sums over a warp or a CTA in a fixed order.
 #pragma once
 
+#include "kernels/cuda/common/activation.cuh"
 #include "kernels/cuda/common/layer_params.h"
-#include "kernels/cuda/common/ptx.cuh"
+#include "kernels/cuda/common/overlap.cuh"
 
 namespace fovea::kernels::cuda {
 
@@ -22,13 +23,6 @@ enum Op {
   group_choices,
   combine,
 };
-
-__device__ inline float from_bf16(uint16_t bits) {
-  return __uint_as_float(static_cast<uint32_t>(bits) << 16);
-}
-__device__ inline uint16_t to_bf16(float value) {
-  return static_cast<uint16_t>(pack<bf16>(value, 0.0f));
-}
 
 // Returns the sum over a warp in all lanes.
 __device__ inline float warp_sum(float value) {
@@ -50,6 +44,5 @@ __device__ inline float block_sum(float value, float* shared) {
 }
 
 __device__ inline float not_a_number() { return __int_as_float(0x7fc00000); }
-__device__ inline float sigmoid_of(float x) { return 1.0f / (1.0f + expf(-x)); }
 
 }  // namespace fovea::kernels::cuda

@@ -23,23 +23,34 @@ struct GatedConfig {
   static constexpr KernelTraits kTraits = kElementTraits;
 
   __device__ static float activate(const Params& params, float gate, float up) {
-    switch (params.activation) {
-      case kSilu:
-        return gate * sigmoid_of(gate) * up;
-      case kGeluTanh: {
-        constexpr float kSqrt2OverPi = 0.79788456f;
-        return 0.5f * gate * (1 + tanhf(kSqrt2OverPi * (gate + 0.044715f * gate * gate * gate))) *
-               up;
-      }
-      default: {
-        const float g = fminf(gate, params.limit);
-        const float u = fminf(fmaxf(up, -params.limit), params.limit);
-        return (u + 1) * (g * sigmoid_of(params.alpha * g));
-      }
+    return gated_value(params.activation, params.alpha, params.limit, gate, up);
+  }
+
+  // Four elements at a time, which spares most of the divisions.
+  __device__ static bool takes_fours(const Params& params) {
+    return params.in_step == 1 && params.dim % 4 == 0 && params.in_stride % 4 == 0 &&
+           params.out_stride % 4 == 0 && is_aligned(params.gate, 8) && is_aligned(params.up, 8) &&
+           is_aligned(params.out, 8) && params.rows * params.dim / 4 < (1ll << 31);
+  }
+
+  __device__ static void run_fours(const Params& params) {
+    const auto fours = static_cast<uint32_t>(params.dim / 4);
+    const auto count = static_cast<uint32_t>(params.rows) * fours;
+    for (auto i = static_cast<uint32_t>(first_element()); i < count; i += element_step()) {
+      const int64_t row = i / fours;
+      const int64_t column = i % fours * 4;
+      const int64_t in = row * params.in_stride + column;
+      const float4 gate = four_from_bf16(static_cast<const uint16_t*>(params.gate) + in);
+      const float4 up = four_from_bf16(static_cast<const uint16_t*>(params.up) + in);
+      four_to_bf16(static_cast<uint16_t*>(params.out) + row * params.out_stride + column,
+                   {activate(params, gate.x, up.x), activate(params, gate.y, up.y),
+                    activate(params, gate.z, up.z), activate(params, gate.w, up.w)});
     }
   }
 
   __device__ static void run(const Params& params) {
+    wait_and_allow_next();
+    if (takes_fours(params)) return run_fours(params);
     const int64_t count = params.rows * params.dim;
     for (int64_t i = first_element(); i < count; i += element_step()) {
       const int64_t row = i / params.dim;
@@ -59,6 +70,7 @@ struct SigmoidGateConfig {
   static constexpr KernelTraits kTraits = kElementTraits;
 
   __device__ static void run(const Params& params) {
+    wait_and_allow_next();
     const int64_t count = static_cast<int64_t>(params.rows) * params.heads * params.dim;
     for (int64_t i = first_element(); i < count; i += element_step()) {
       const int64_t dim = i % params.dim;
@@ -86,6 +98,7 @@ struct GatherConfig {
   static constexpr KernelTraits kTraits = kElementTraits;
 
   __device__ static void run(const Params& params) {
+    wait_and_allow_next();
     const int64_t count = static_cast<int64_t>(params.rows) * params.dim;
     for (int64_t i = first_element(); i < count; i += element_step()) {
       const int64_t row = i / params.dim;
@@ -124,6 +137,7 @@ struct SoftCapConfig {
   static constexpr KernelTraits kTraits = kElementTraits;
 
   __device__ static void run(const Params& params) {
+    wait_and_allow_next();
     for (int64_t i = first_element(); i < params.count; i += element_step()) {
       params.x[i] = params.cap * tanhf(params.x[i] / params.cap);
     }

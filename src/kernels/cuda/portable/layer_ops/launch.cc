@@ -40,21 +40,23 @@ LayerOps::LayerOps(int sm, gpu::KernelStore& store)
       combine_(load("combine", sm, store)) {}
 
 void LayerOps::residual(const ResidualParams& params, Stream stream) const {
-  residual_.launch(blocks(params.rows), params, stream);
+  residual_.launch(blocks(params.rows), params, stream, kOverlapped);
 }
 
-void LayerOps::prepare_heads(const HeadsParams& params, Stream stream) const {
-  const int64_t heads = int64_t{params.rows} * params.heads;
-  prepare_heads_.launch(blocks(ceil_div(heads, prepare_heads_.row_tile())), params, stream);
+void LayerOps::prepare_heads(const HeadSetsParams& params, Stream stream) const {
+  int64_t heads = 0;
+  for (const HeadsParams& set : params.sets) heads += int64_t{set.rows} * set.heads;
+  prepare_heads_.launch(blocks(ceil_div(heads, prepare_heads_.row_tile())), params, stream,
+                        kOverlapped);
 }
 
 void LayerOps::gated_activation(const GatedParams& params, Stream stream) const {
-  gated_activation_.launch(element_grid(params.rows * params.dim), params, stream);
+  gated_activation_.launch(element_grid(params.rows * params.dim), params, stream, kOverlapped);
 }
 
 void LayerOps::sigmoid_gate(const SigmoidGateKernelParams& params, Stream stream) const {
   sigmoid_gate_.launch(element_grid(int64_t{params.rows} * params.heads * params.dim), params,
-                       stream);
+                       stream, kOverlapped);
 }
 
 void LayerOps::delta_inputs(const DeltaInputsKernelParams& params, Stream stream) const {
@@ -73,23 +75,23 @@ void LayerOps::single_column(const SingleColumnParams& params, Stream stream) co
 }
 
 void LayerOps::gather(const GatherParams& params, Stream stream) const {
-  gather_.launch(element_grid(int64_t{params.rows} * params.dim), params, stream);
+  gather_.launch(element_grid(int64_t{params.rows} * params.dim), params, stream, kOverlapped);
 }
 
 void LayerOps::soft_cap(const SoftCapParams& params, Stream stream) const {
-  soft_cap_.launch(element_grid(params.count), params, stream);
+  soft_cap_.launch(element_grid(params.count), params, stream, kOverlapped);
 }
 
 void LayerOps::routing(const RoutingParams& params, Stream stream) const {
-  routing_.launch(blocks(params.rows), params, stream);
+  routing_.launch(blocks(params.rows), params, stream, kOverlapped);
 }
 
 void LayerOps::group_choices(const GroupParams& params, Stream stream) const {
-  group_choices_.launch(blocks(params.experts), params, stream);
+  group_choices_.launch(blocks(params.experts), params, stream, kOverlapped);
 }
 
 void LayerOps::combine(const CombineParams& params, Stream stream) const {
-  combine_.launch(blocks(params.rows), params, stream);
+  combine_.launch(blocks(params.rows), params, stream, kOverlapped);
 }
 
 SlotRecorder::SlotRecorder(int sm, gpu::KernelStore& store)

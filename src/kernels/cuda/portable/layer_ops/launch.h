@@ -14,7 +14,7 @@ class LayerOps {
 
   // Each enqueues the operation that its parameter block describes.
   void residual(const ResidualParams& params, Stream stream) const;
-  void prepare_heads(const HeadsParams& params, Stream stream) const;
+  void prepare_heads(const HeadSetsParams& params, Stream stream) const;
   void gated_activation(const GatedParams& params, Stream stream) const;
   void sigmoid_gate(const SigmoidGateKernelParams& params, Stream stream) const;
   void delta_inputs(const DeltaInputsKernelParams& params, Stream stream) const;

@@ -18,9 +18,90 @@ struct ResidualConfig {
     return rsqrtf(block_sum<kThreads>(squares, shared) / dim + norm.epsilon);
   }
 
+  // Rows of up to kKept values are kept in registers, four adjacent values at a time.
+  static constexpr int kFours = 8;  // per thread
+  static constexpr int kKept = kThreads * kFours * 4;
+
+  __device__ static bool is_kept(const Params& params) {
+    return params.dim % 4 == 0 && params.dim <= kKept && params.normed_stride % 4 == 0 &&
+           is_aligned(params.x, 16) && is_aligned(params.branch, 16) &&
+           is_aligned(params.normed, 8) && is_aligned(params.norm.weight, 16) &&
+           is_aligned(params.branch_norm.weight, 16);
+  }
+
+  __device__ static float sum_of_squares(const float4 (&values)[kFours]) {
+    float squares = 0;
+    for (const float4& four : values) {
+      squares += four.x * four.x + four.y * four.y + four.z * four.z + four.w * four.w;
+    }
+    return squares;
+  }
+
+  // Returns the values times factor * (plus + weight), or times the factor without a norm.
+  __device__ static float4 scaled(float4 values, float factor, const NormWeights& norm,
+                                  int column) {
+    if (!norm.weight) {
+      return {values.x * factor, values.y * factor, values.z * factor, values.w * factor};
+    }
+    const float4 weight = *reinterpret_cast<const float4*>(norm.weight + column);
+    return {values.x * factor * (norm.plus + weight.x), values.y * factor * (norm.plus + weight.y),
+            values.z * factor * (norm.plus + weight.z), values.w * factor * (norm.plus + weight.w)};
+  }
+
+  // Calls body(four, column) for the thread's fours of a row.
+  template <class Body>
+  __device__ static void for_fours(int dim, const Body& body) {
+#pragma unroll
+    for (int i = 0; i < kFours; ++i) {
+      const int column = (i * kThreads + threadIdx.x) * 4;
+      if (column < dim) body(i, column);
+    }
+  }
+
+  __device__ static void run_kept(const Params& params, float* shared) {
+    float4 values[kFours] = {};
+    const int64_t row = blockIdx.x;
+    float* const x = params.x + row * params.dim;
+    if (params.branch) {
+      const float* const branch = params.branch + row * params.dim;
+      for_fours(params.dim, [&](int i, int column) {
+        values[i] = *reinterpret_cast<const float4*>(branch + column);
+      });
+      float factor = 1;
+      if (params.branch_norm.weight) {
+        factor = inverse_rms(sum_of_squares(values), params.branch_norm, params.dim, shared);
+      }
+      for_fours(params.dim, [&](int i, int column) {
+        auto* const place = reinterpret_cast<float4*>(x + column);
+        const float4 branch = scaled(values[i], factor, params.branch_norm, column);
+        float4 sum = *place;
+        sum.x += params.branch_factor * branch.x;
+        sum.y += params.branch_factor * branch.y;
+        sum.z += params.branch_factor * branch.z;
+        sum.w += params.branch_factor * branch.w;
+        *place = values[i] = sum;
+      });
+    } else {
+      for_fours(params.dim, [&](int i, int column) {
+        values[i] = *reinterpret_cast<const float4*>(x + column);
+      });
+    }
+    if (!params.normed) return;
+    float factor = 1;
+    if (params.norm.weight) {
+      factor = inverse_rms(sum_of_squares(values), params.norm, params.dim, shared);
+    }
+    auto* const normed = static_cast<uint16_t*>(params.normed) + row * params.normed_stride;
+    for_fours(params.dim, [&](int i, int column) {
+      four_to_bf16(normed + column, scaled(values[i], factor, params.norm, column));
+    });
+  }
+
   // A thread accesses the same columns in every step, so x needs no barrier.
   __device__ static void run(const Params& params) {
     __shared__ float shared[kThreads / 32];
+    wait_and_allow_next();
+    if (is_kept(params)) return run_kept(params, shared);
     const int64_t row = blockIdx.x;
     float* const x = params.x + row * params.dim;
     if (params.branch) {
@@ -57,7 +138,7 @@ struct ResidualConfig {
 // A warp takes one head and keeps it in f32 from the first step to the last. Rows that are normed
 // as one head may be too long to keep; their norm reads them twice.
 struct HeadsConfig {
-  using Params = HeadsParams;
+  using Params = HeadSetsParams;
   static constexpr int kBlocksPerSm = 1;
   static constexpr int kWarps = 4;
   static constexpr int kMaxDim = 2048;
@@ -85,7 +166,7 @@ struct HeadsConfig {
     __syncwarp();
   }
 
-  __device__ static void norm_in_memory(const Params& params, uint16_t* memory) {
+  __device__ static void norm_in_memory(const HeadsParams& params, uint16_t* memory) {
     const int lane = threadIdx.x % 32;
     float squares = 0;
     for (int i = lane; i < params.dim; i += 32) {
@@ -98,17 +179,31 @@ struct HeadsConfig {
     }
   }
 
-  __device__ static void run(const Params& params) {
-    extern __shared__ float heads[];
+  __device__ static void run(const Params& given) {
+    wait_and_allow_next();
     const int64_t item = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
+    const int64_t of_first = static_cast<int64_t>(given.sets[0].rows) * given.sets[0].heads;
+    if (item < of_first) return prepare(given.sets[0], item);
+    const int64_t of_second = static_cast<int64_t>(given.sets[1].rows) * given.sets[1].heads;
+    if (item - of_first < of_second) prepare(given.sets[1], item - of_first);
+  }
+
+  __device__ static void prepare(const HeadsParams& params, int64_t item) {
+    extern __shared__ float heads[];
     const int64_t row = item / params.heads;
-    if (row >= params.rows) return;
     const int lane = threadIdx.x % 32;
     float* const x = heads + threadIdx.x / 32 * kMaxDim;
     auto* const memory = static_cast<uint16_t*>(params.x) + row * params.row_stride +
                          item % params.heads * params.head_stride;
     if (params.dim > kMaxDim) return norm_in_memory(params, memory);
-    for (int i = lane; i < params.dim; i += 32) x[i] = from_bf16(memory[i]);
+    const bool by_fours = params.dim % 4 == 0 && is_aligned(memory, 8);
+    if (by_fours) {
+      for (int i = lane * 4; i < params.dim; i += 128) {
+        *reinterpret_cast<float4*>(x + i) = four_from_bf16(memory + i);
+      }
+    } else {
+      for (int i = lane; i < params.dim; i += 32) x[i] = from_bf16(memory[i]);
+    }
     __syncwarp();
     if (params.norm.weight) {
       const float factor = inverse_rms(x, params.dim, params.norm.epsilon);
@@ -124,7 +219,16 @@ struct HeadsConfig {
           floorf((static_cast<float>(params.positions[row]) + 1) / params.floor_scale);
       factor *= log1pf(steps) * params.position_scale + 1;
     }
-    for (int i = lane; i < params.dim; i += 32) memory[i] = to_bf16(x[i] * factor);
+    if (!by_fours) {
+      for (int i = lane; i < params.dim; i += 32) memory[i] = to_bf16(x[i] * factor);
+      return;
+    }
+    __syncwarp();
+    for (int i = lane * 4; i < params.dim; i += 128) {
+      const float4 four = *reinterpret_cast<const float4*>(x + i);
+      four_to_bf16(memory + i,
+                   {four.x * factor, four.y * factor, four.z * factor, four.w * factor});
+    }
   }
 };
 

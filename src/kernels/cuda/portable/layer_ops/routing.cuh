@@ -86,6 +86,7 @@ struct RoutingConfig {
   }
 
   __device__ static void run(const Params& params) {
+    wait_and_allow_next();
     __shared__ float choice[kMaxRoutedExperts];
     __shared__ float weight[kMaxRoutedExperts];
     __shared__ float groups[2 * kMaxRoutedExperts];
@@ -138,6 +139,7 @@ struct GroupConfig {
   static constexpr KernelTraits kTraits = {32, 0, 0, 0};
 
   __device__ static void run(const Params& params) {
+    wait_and_allow_next();
     const int expert = blockIdx.x;
     const int lane = threadIdx.x;
     const int64_t choices = static_cast<int64_t>(params.rows) * params.top_k;
@@ -162,6 +164,7 @@ struct CombineConfig {
   static constexpr KernelTraits kTraits = {kThreads, 0, 1, 0};
 
   __device__ static void run(const Params& params) {
+    wait_and_allow_next();
     const int64_t row = blockIdx.x;
     const int32_t* const ids = params.ids + row * params.top_k;
     for (int column = threadIdx.x; column < params.dim; column += kThreads) {

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sizes of a product of a few rows.
+#pragma once
+
+#include "kernels/cuda/common/overlap.cuh"
+#include "kernels/cuda/common/product_outputs.cuh"
+
+namespace fovea::kernels::cuda {
+
+template <int kColumnTile, int kRowTile>
+struct SkinnySizes {
+  static constexpr int kWarps = 8;
+  static constexpr int kThreads = kWarps * 32;
+  static constexpr int kColumnBlocks = kColumnTile / 16;  // m16 tiles of a warp
+  static constexpr int kRowBlocks = kRowTile / 8;         // n8 tiles of a warp
+  // Elements of k in a stage, in chunks of 32 of which each lane has 8.
+  static constexpr int kDepth = kColumnTile == 16 ? 64 : 32;
+  static constexpr int kChunks = kDepth / 32;
+  static constexpr int kCopies = kColumnBlocks * 2 * kChunks;  // copies of a lane for a stage
+  static constexpr int kStageBytes = kCopies * kThreads * 16;
+  static constexpr int kStages = (64 << 10) / kStageBytes;
+  static constexpr int kBlocksPerSm = 3;
+  // After the products, the sums of all warps take the place of the stages.
+  static constexpr int kPartFloats = kColumnTile * kRowTile;
+  // Behind the stages are the factors of the rows.
+  static constexpr int kSharedBytes = kStages * kStageBytes + kRowTile * 4;
+  static_assert(kWarps * kPartFloats * 4 <= kStages * kStageBytes);
+  static_assert(kColumnTile % kSquaredColumns == 0);
+  static_assert(kSkinnyDepth % kDepth == 0);
+};
+
+}  // namespace fovea::kernels::cuda
