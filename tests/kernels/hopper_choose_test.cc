@@ -21,7 +21,7 @@ struct DecodeRow {
   int32_t requests, q_len, kv_len;
   int32_t row_tile, cluster, ctas, cluster_part_units;  // chosen
   int32_t window = 0;
-  bool prefix_written = true, kv_len_known = true;
+  bool prefix_written = true;
 };
 
 // 32 q heads over 8 kv heads of 128 columns.
@@ -36,12 +36,6 @@ constexpr DecodeRow kDecodeRows[] = {
     {"keys of this pass are waited for: half of the CTAs are too few", 1, 1, 4096, 8, 1, 132, 0, 0,
      false},
     {"unless the keys keep few CTAs busy", 1, 1, 256, 8, 8, 120, 0, 0, false},
-    {"one request of 16k needs all CTAs", 1, 1, 16384, 8, 1, 132, 0},
-    {"a captured pass of one request may have short parts", 1, 1, 16384, 8, 8, 120, 34, 0, true,
-     false},
-    {"of two requests, too", 2, 1, 16384, 8, 6, 120, 49, 0, true, false},
-    {"16 requests of any length fill the device", 16, 1, 16384, 8, 1, 132, 0, 0, true, false},
-    {"no part is short that waits for its keys", 1, 1, 16384, 8, 1, 132, 0, 0, false, false},
 };
 
 TEST(HopperChoose, Decode) {
@@ -57,7 +51,6 @@ TEST(HopperChoose, Decode) {
                                                .tokens = row.requests * row.q_len,
                                                .q_len = row.q_len,
                                                .kv_len = row.kv_len,
-                                               .kv_len_known = row.kv_len_known,
                                                .q_heads = 32,
                                                .kv_heads = 8,
                                                .prefix_written = row.prefix_written});

@@ -53,7 +53,6 @@ class Metadata(AttentionMetadata):
     host_q_lens: torch.Tensor | None = None  # int32 [requests], as host_kv_lens
     host_kv_lens: torch.Tensor | None = None
     prefix_written: bool = False
-    max_seq_len_known: bool = True  # False: max_seq_len is that of the model, for any later batch
 
     @classmethod
     def of(cls, builder: "MetadataBuilder", common: CommonAttentionMetadata, *, captured: bool) -> "Metadata":
@@ -76,7 +75,6 @@ class Metadata(AttentionMetadata):
             block_table=common.block_table_tensor,
             slot_mapping=common.slot_mapping,
         )
-        metadata.max_seq_len_known = not captured
         metadata.prefix_written = builder.prefixes_are_written and metadata.scope == "decoder"
         if metadata.mode == "mixed" and not captured and common.query_start_loc_cpu is not None:
             metadata._read_host_lengths(common)
@@ -108,8 +106,7 @@ class Metadata(AttentionMetadata):
             keys["kv_lens"] = self.seq_lens[: self.num_reqs]
         if self.scope == "decoder":
             keys["out_slots"] = self.slot_mapping
-            if self.max_seq_len_known or table_tokens < limits.max_kv_len:
-                keys["max_kv_len"] = min(self.max_seq_len, limits.max_kv_len, table_tokens)
+            keys["max_kv_len"] = min(self.max_seq_len, limits.max_kv_len, table_tokens)
             keys["prefix_written"] = self.prefix_written
         return fovea.Batch(
             mode=self.mode,

@@ -18,7 +18,6 @@ inline BatchBounds bounds_of(const PlanRequest& request, const BatchLimits& limi
   bounds.tokens = request.tokens;
   bounds.q_len = batch.max_q_len > 0 ? batch.max_q_len : limits.max_q_len;
   bounds.kv_len = request.keys.max_kv_len > 0 ? request.keys.max_kv_len : limits.max_kv_len;
-  bounds.kv_len_known = request.keys.max_kv_len > 0;
   bounds.q_heads = batch.q_heads;
   bounds.kv_heads = batch.kv_heads;
   bounds.has_positions = batch.mask.positions != nullptr;

@@ -90,9 +90,7 @@ bool in_pairs(const PrefillForms& forms, PrefillForm pairs, PrefillForm alone,
 // Requests have one tile per kv head. Takes the largest clusters that fit, unless about half of the
 // CTAs suffice, which leaves room for the next kernel. Few clusters, in comparison with the CTAs
 // that the longest requests keep busy, are not taken: the planner would not use them, but the
-// multiprocessors that no cluster fits would be lost. They are taken where nobody knows the
-// lengths, though: a captured pass usually serves requests far below the limit, whose parts are
-// short.
+// multiprocessors that no cluster fits would be lost.
 void choose_cluster(const AttentionSpec& spec, std::span<const ClusterCapacity> kernel_clusters,
                     const BatchBounds& bounds, DecodeChoice& choice) {
   const int64_t keys = visible_keys(spec, bounds);
@@ -107,8 +105,7 @@ void choose_cluster(const AttentionSpec& spec, std::span<const ClusterCapacity> 
     const int64_t part_keys =
         bounds.prefix_written ? cluster_part_keys * std::max(2 * used, all) / all : 0;
     const bool are_short = keys <= clusters.size * part_keys;
-    const bool may_be_short = part_keys > 0 && !bounds.kv_len_known;
-    if (used > ctas || (4 * used < 3 * busy && !are_short && !may_be_short)) continue;
+    if (used > ctas || (4 * used < 3 * busy && !are_short)) continue;
     choice.cluster = clusters.size;
     choice.ctas = ctas;
     choice.cluster_part_units = static_cast<int32_t>(part_keys / kDecodeUnit);

@@ -31,7 +31,6 @@ struct BatchBounds {
   int32_t tokens = 0;        // new tokens of all requests
   int32_t q_len = 1;         // new tokens of a request
   int32_t kv_len = 1;        // keys of a request
-  bool kv_len_known = true;  // false: kv_len is the limit of every batch
   int32_t q_heads = 1, kv_heads = 1;
   // The batch gives positions, and the layer measures something on them.
   bool has_positions = false;
