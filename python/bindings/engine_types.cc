@@ -9,31 +9,75 @@
 
 namespace fovea {
 
+static bool operator==(const TokenBias& a, const TokenBias& b) {
+  return a.token == b.token && a.bias == b.bias;
+}
+
 static bool operator==(const SamplingParams& a, const SamplingParams& b) {
   return a.max_new_tokens == b.max_new_tokens && a.temperature == b.temperature &&
          a.top_k == b.top_k && a.top_p == b.top_p && a.min_p == b.min_p && a.seed == b.seed &&
          a.stop == b.stop && a.stop_tokens == b.stop_tokens && a.ignore_eos == b.ignore_eos &&
-         a.logprobs == b.logprobs && a.prompt_logprobs == b.prompt_logprobs;
+         a.logprobs == b.logprobs && a.prompt_logprobs == b.prompt_logprobs &&
+         a.logit_bias == b.logit_bias && a.repetition_penalty == b.repetition_penalty &&
+         a.frequency_penalty == b.frequency_penalty && a.presence_penalty == b.presence_penalty &&
+         a.min_tokens == b.min_tokens && a.json_schema == b.json_schema;
 }
 
 }  // namespace fovea
 
 namespace fovea::python {
 
+namespace {
+
+// In Python a dict of token ids.
+constexpr Field<SamplingParams> kLogitBias = {
+    "logit_bias",
+    [](SamplingParams& params, nb::handle object, const char* name) {
+      check_argument(PyDict_Check(object.ptr()) != 0, "{} is {}, must be a dict", name,
+                     type_text(object));
+      params.logit_bias.clear();
+      for (const auto& [key, value] : nb::borrow<nb::dict>(object)) {
+        const auto token = integer_from<int32_t>(key, fmt::format("a key of {}", name));
+        const double bias = number_from(value, fmt::format("{}[{}]", name, token));
+        params.logit_bias.push_back({token, static_cast<float>(bias)});
+      }
+    },
+    [](const SamplingParams& params) -> nb::object {
+      nb::dict biases;
+      for (const TokenBias& bias : params.logit_bias)
+        biases[nb::int_(bias.token)] = float_object(bias.bias);
+      return biases;
+    },
+    [](const SamplingParams& params) {
+      size_t seed = 0;
+      for (const TokenBias& bias : params.logit_bias)
+        seed = mix(mix(seed, hash_of(bias.token)), hash_of(bias.bias));
+      return seed;
+    }};
+
+}  // namespace
+
 template <>
 std::span<const Field<SamplingParams>> fields_of<SamplingParams>() {
   using Params = SamplingParams;
-  static constexpr Field<Params> table[] = {field<&Params::max_new_tokens>("max_new_tokens"),
-                                            field<&Params::temperature>("temperature"),
-                                            field<&Params::top_k>("top_k"),
-                                            field<&Params::top_p>("top_p"),
-                                            field<&Params::min_p>("min_p"),
-                                            field<&Params::seed>("seed"),
-                                            field<&Params::stop>("stop"),
-                                            field<&Params::stop_tokens>("stop_tokens"),
-                                            field<&Params::ignore_eos>("ignore_eos"),
-                                            field<&Params::logprobs>("logprobs"),
-                                            field<&Params::prompt_logprobs>("prompt_logprobs")};
+  static constexpr Field<Params> table[] = {
+      field<&Params::max_new_tokens>("max_new_tokens"),
+      field<&Params::temperature>("temperature"),
+      field<&Params::top_k>("top_k"),
+      field<&Params::top_p>("top_p"),
+      field<&Params::min_p>("min_p"),
+      field<&Params::seed>("seed"),
+      field<&Params::stop>("stop"),
+      field<&Params::stop_tokens>("stop_tokens"),
+      field<&Params::ignore_eos>("ignore_eos"),
+      field<&Params::logprobs>("logprobs"),
+      field<&Params::prompt_logprobs>("prompt_logprobs"),
+      kLogitBias,
+      field<&Params::repetition_penalty>("repetition_penalty"),
+      field<&Params::frequency_penalty>("frequency_penalty"),
+      field<&Params::presence_penalty>("presence_penalty"),
+      field<&Params::min_tokens>("min_tokens"),
+      field<&Params::json_schema>("json_schema")};
   return table;
 }
 
@@ -125,8 +169,11 @@ void bind_engine_types(nb::module_& module) {
       "def __init__(self, *, max_new_tokens: int = 64, temperature: float = 0, top_k: int = 0, "
       "top_p: float = 1, min_p: float = 0, seed: int = 0, stop: collections.abc.Sequence[str] = "
       "(), stop_tokens: collections.abc.Sequence[int] = (), ignore_eos: bool = False, logprobs: "
-      "int = -1, prompt_logprobs: bool = False) -> None",
-      "How tokens are chosen and when a request ends. temperature 0 is greedy; logprobs -1: off.");
+      "int = -1, prompt_logprobs: bool = False, logit_bias: collections.abc.Mapping[int, float] = "
+      "{}, repetition_penalty: float = 1, frequency_penalty: float = 0, presence_penalty: float = "
+      "0, min_tokens: int = 0, json_schema: str = '') -> None",
+      "How tokens are chosen and when a request ends. temperature 0 is greedy; logprobs -1: off; "
+      "with json_schema, a text, the answer is JSON that this schema allows.");
   bind_events(module);
   bind_counters(module);
 }

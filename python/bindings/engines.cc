@@ -152,6 +152,31 @@ GenerateResult chat(SharedEngine& self, nb::handle user, nb::handle sampling,
   });
 }
 
+// Returns a text as it is, and other objects as JSON; None is empty.
+std::string json_from(nb::handle object, const char* name) {
+  if (object.is_none()) return {};
+  if (PyUnicode_Check(object.ptr()) != 0) return string_from(object, name);
+  return string_from(nb::module_::import_("json").attr("dumps")(object), name);
+}
+
+std::vector<int32_t> encode_conversation(SharedEngine& self, nb::handle messages, nb::handle tools,
+                                         nb::kwargs options) {
+  options = copy_of(options);
+  Conversation conversation{.messages = json_from(messages, "messages"),
+                            .tools = json_from(tools, "tools")};
+  conversation.variables = json_from(take(options, "variables"), "variables");
+  const nb::object continues = take(options, "continue_last_message");
+  if (!continues.is_none())
+    conversation.continue_last_message = bool_from(continues, "continue_last_message");
+  const nb::object prompts = take(options, "add_generation_prompt");
+  conversation.add_generation_prompt = prompts.is_none()
+                                           ? !conversation.continue_last_message
+                                           : bool_from(prompts, "add_generation_prompt");
+  check_argument(options.size() == 0, "encode_conversation has no argument {}",
+                 value_text(nb::list(options.keys())));
+  return self.locked([&](Engine& engine) { return engine.encode_conversation(conversation); });
+}
+
 LayerArray logits(SharedEngine& self, nb::handle tokens) {
   const std::vector<int32_t> ids = integers_of<int32_t>(tokens, "tokens");
   auto values = std::make_unique<std::vector<float>>(
@@ -252,6 +277,15 @@ void bind_text(nb::class_<SharedEngine>& type) {
           nb::arg("user"), nb::arg("system") = nb::none(),
           "Encodes a message in the chat format of the checkpoint, up to the beginning of the "
           "answer.")
+      .def("encode_conversation", &encode_conversation, nb::arg("messages"),
+           nb::arg("tools") = nb::none(), nb::arg("options"),
+           nb::sig("def encode_conversation(self, messages: str | collections.abc.Sequence, tools: "
+                   "str | collections.abc.Sequence | None = None, *, variables: str | "
+                   "collections.abc.Mapping | None = None, add_generation_prompt: bool | None = "
+                   "None, continue_last_message: bool = False) -> list[int]"),
+           "Encodes a conversation as the chat template of the checkpoint writes it. messages, "
+           "tools and variables are those of OpenAI's chat completions, as objects or as JSON. "
+           "The prompt ends with the beginning of an answer, or within the last message.")
       .def(
           "decode",
           [](SharedEngine& self, nb::handle tokens) {

@@ -10,7 +10,7 @@ Enumerations are accepted as enum members or as their names ("decoder", "nhd"), 
 ("bf16", "bfloat16", "fp8_e4m3"). Devices are accepted as `Device` or as text: "cpu", "cuda", "cuda:1".
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -900,6 +900,12 @@ class SamplingParams:
         ignore_eos: bool = False,
         logprobs: int = -1,
         prompt_logprobs: bool = False,
+        logit_bias: Mapping[int, float] = {},
+        repetition_penalty: float = 1,
+        frequency_penalty: float = 0,
+        presence_penalty: float = 0,
+        min_tokens: int = 0,
+        json_schema: str = "",
     ) -> None: ...
     @property
     def max_new_tokens(self) -> int: ...
@@ -923,6 +929,18 @@ class SamplingParams:
     def logprobs(self) -> int: ...
     @property
     def prompt_logprobs(self) -> bool: ...
+    @property
+    def logit_bias(self) -> dict[int, float]: ...
+    @property
+    def repetition_penalty(self) -> float: ...
+    @property
+    def frequency_penalty(self) -> float: ...
+    @property
+    def presence_penalty(self) -> float: ...
+    @property
+    def min_tokens(self) -> int: ...
+    @property
+    def json_schema(self) -> str: ...
     def replace(self, **fields: Any) -> SamplingParams: ...
 
 class TokenLogprob:
@@ -1065,6 +1083,20 @@ class Engine:
     def clear_prefix_cache(self) -> None: ...
     def encode(self, text: str) -> list[int]: ...
     def encode_chat(self, user: str, system: str | None = None) -> list[int]: ...
+    def encode_conversation(
+        self,
+        messages: str | Sequence[Any],
+        tools: str | Sequence[Any] | None = None,
+        *,
+        variables: str | Mapping[str, Any] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_last_message: bool = False,
+    ) -> list[int]:
+        """Encodes a conversation as the chat template of the checkpoint writes it.
+
+        messages, tools and variables are those of OpenAI's chat completions, as objects or as JSON. The prompt ends
+        with the beginning of an answer, or within the last message.
+        """
     def decode(self, tokens: Array | Sequence[int]) -> str: ...
     def logits(self, tokens: Array | Sequence[int]) -> LayerArray:
         """Returns the logits of every token of one sequence, f32 [tokens, vocabulary], for numpy.from_dlpack."""

@@ -244,6 +244,49 @@ def test_chat_needs_a_format(engine):
         engine.encode_chat("Hello", "Be brief.")
 
 
+def test_answers_follow_a_json_schema(engine):
+    properties = {"b": {"type": "integer"}, "a": {"enum": ["x", "y"]}}
+    schema = {"type": "object", "properties": properties, "required": ["b", "a"]}
+    result = engine.generate(PROMPT, max_new_tokens=200, temperature=1, seed=3, json_schema=json.dumps(schema))[0]
+    value = json.loads(result.text)
+    assert list(value) == ["b", "a"] and isinstance(value["b"], int) and value["a"] in ("x", "y")
+    with pytest.raises(fovea.Error, match="frog"):
+        engine.add(PROMPT, json_schema='{"type": "frog"}')
+
+
+def test_logits_are_changed(engine):
+    (token,) = set(engine.generate(PROMPT, max_new_tokens=3, logit_bias={77: 100})[0].tokens)
+    assert token == 77
+    plain = engine.generate(PROMPT, max_new_tokens=12)[0].tokens
+    assert engine.generate(PROMPT, max_new_tokens=12, frequency_penalty=2, repetition_penalty=2)[0].tokens != plain
+
+
+def test_conversations(tmp_path):
+    for file in LLAMA.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "chat_template.jinja").symlink_to(MODELS.parent / "chat" / "qwen3.jinja")
+    engine = fovea.Engine.load(tmp_path, kv_memory_bytes=1 << 24, threads=1)
+    messages = [{"role": "user", "content": "Hello"}]
+    tokens = engine.encode_conversation(messages)
+    assert tokens == engine.encode_chat("Hello") == engine.encode_conversation(json.dumps(messages))
+    tools = [{"type": "function", "function": {"name": "clock"}}]
+    assert len(engine.encode_conversation(messages, tools)) > len(tokens)
+    assert len(engine.encode_conversation(messages, variables={"enable_thinking": False})) > len(tokens)
+    started = [*messages, {"role": "assistant", "content": "And"}]
+    continued = engine.encode_conversation(started, continue_last_message=True)
+    assert continued == engine.encode_conversation(started, add_generation_prompt=False)[: len(continued)]
+    both = {"continue_last_message": True, "add_generation_prompt": True}
+    for call, message in (
+        (lambda: engine.encode_conversation(started, **both), "exclude"),
+        (lambda: engine.encode_conversation([1]), r"messages\[0\]"),
+        (lambda: engine.encode_conversation(messages, 3), "tools"),
+        (lambda: engine.encode_conversation(messages, tool=3), "encode_conversation has no argument .*'tool'"),
+        (lambda: engine.encode_conversation(messages, continue_last_message=3), "continue_last_message is 3"),
+    ):
+        with pytest.raises(fovea.Error, match=message):
+            call()
+
+
 @pytest.mark.parametrize(
     "call, message",
     [

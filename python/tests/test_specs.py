@@ -24,6 +24,7 @@ VALUES = [
     fovea.StateCacheSpec(heads=2, rows=3, columns=4),
     fovea.BatchLimits(max_requests=7),
     fovea.SamplingParams(temperature=0.5, stop=["a", "b"], stop_tokens=[3]),
+    fovea.SamplingParams(logit_bias={3: 1.5, 4: -100}, min_tokens=2, json_schema='{"type": "object"}'),
     fovea.PrefixDomain(model="m", salt="s"),
     H200,
 ]
@@ -110,6 +111,10 @@ def test_errors():
         (lambda: fovea.SamplingParams(seed=-1), r"seed is -1, must be in \[0, 18446744073709551615\]"),
         (lambda: fovea.SamplingParams(stop="x"), "stop is of type str, must be a list"),
         (lambda: fovea.SamplingParams(stop=[1]), r"stop\[0\] is 1, must be text"),
+        (lambda: fovea.SamplingParams(logit_bias=[1]), "logit_bias is of type list, must be a dict"),
+        (lambda: fovea.SamplingParams(logit_bias={"a": 1}), "a key of logit_bias is 'a', must be an integer"),
+        (lambda: fovea.SamplingParams(logit_bias={1: "a"}), r"logit_bias\[1\] is 'a', must be a number"),
+        (lambda: fovea.SamplingParams(json_schema={}), "json_schema is {}, must be text"),
         (lambda: fovea.Device("tpu"), "name is 'tpu', known: cpu, cuda, cuda:N"),
         (lambda: fovea.Device("cuda:-1"), "name is 'cuda:-1', known: cpu, cuda, cuda:N"),
         (lambda: fovea.ThreadPool(-1), "-1"),

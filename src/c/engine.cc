@@ -30,6 +30,8 @@ fovea_engine_options default_options() {
   return to;
 }
 
+constexpr fovea_conversation kDefaultConversation = {.struct_size = sizeof(fovea_conversation),
+                                                     .add_generation_prompt = 1};
 constexpr fovea_engine_stats kDefaultStats = {.struct_size = sizeof(fovea_engine_stats)};
 
 EngineOptions to_options(const fovea_engine_options* options) {
@@ -57,6 +59,19 @@ EngineOptions to_options(const fovea_engine_options* options) {
   if (from.min_prefix_savings != -1) to.min_prefix_savings = from.min_prefix_savings;
   to.workspace_budget = from.workspace_budget;
   if (from.overlap != -1) to.overlap = to_flag(from.overlap, "overlap");
+  return to;
+}
+
+Conversation to_conversation(const fovea_conversation* conversation) {
+  const fovea_conversation from = read_struct(conversation, kDefaultConversation, "conversation");
+  check_reserved(from.reserved, "conversation.reserved");
+  Conversation to{.messages = std::string(need_text(from.messages, "conversation.messages"))};
+  to.tools = text_or_empty(from.tools);
+  to.variables = text_or_empty(from.variables);
+  to.add_generation_prompt =
+      to_flag(from.add_generation_prompt, "conversation.add_generation_prompt");
+  to.continue_last_message =
+      to_flag(from.continue_last_message, "conversation.continue_last_message");
   return to;
 }
 
@@ -141,6 +156,19 @@ fovea_status fovea_engine_encode_chat(const fovea_engine* engine, const char* us
     fovea::ChatPrompt prompt{.user = std::string(need_text(user, "user"))};
     if (system != nullptr) prompt.system = system;
     give_array<int32_t>(engine_of(engine).encode_chat(prompt), tokens, count, "tokens");
+  });
+}
+
+fovea_status fovea_conversation_init(fovea_conversation* conversation, size_t struct_size) {
+  return init_struct(conversation, struct_size, kDefaultConversation, "conversation");
+}
+
+fovea_status fovea_engine_encode_conversation(const fovea_engine* engine,
+                                              const fovea_conversation* conversation,
+                                              int32_t* tokens, size_t* count) {
+  return guarded([&] {
+    const auto encoded = engine_of(engine).encode_conversation(to_conversation(conversation));
+    give_array<int32_t>(encoded, tokens, count, "tokens");
   });
 }
 

@@ -19,6 +19,10 @@ fovea_sampling_params default_sampling() {
   to.ignore_eos = from.ignore_eos ? 1 : 0;
   to.logprobs = from.logprobs;
   to.prompt_logprobs = from.prompt_logprobs ? 1 : 0;
+  to.repetition_penalty = from.repetition_penalty;
+  to.frequency_penalty = from.frequency_penalty;
+  to.presence_penalty = from.presence_penalty;
+  to.min_tokens = from.min_tokens;
   return to;
 }
 
@@ -45,6 +49,15 @@ SamplingParams to_sampling(const fovea_sampling_params* params) {
   to.ignore_eos = to_flag(from.ignore_eos, "sampling.ignore_eos");
   to.logprobs = from.logprobs;
   to.prompt_logprobs = to_flag(from.prompt_logprobs, "sampling.prompt_logprobs");
+  to.json_schema = text_or_empty(from.json_schema);
+  for (const fovea_token_bias& bias :
+       entries(from.logit_bias, from.logit_bias_count, "sampling.logit_bias")) {
+    to.logit_bias.push_back({bias.token, bias.bias});
+  }
+  to.repetition_penalty = from.repetition_penalty;
+  to.frequency_penalty = from.frequency_penalty;
+  to.presence_penalty = from.presence_penalty;
+  to.min_tokens = from.min_tokens;
   return to;
 }
 

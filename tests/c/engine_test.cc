@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "c/through_c.h"
+#include "support/chat_model.h"
 
 namespace fovea::test {
 namespace {
@@ -137,6 +138,92 @@ TEST(EngineInC, StepsAndCancellation) {
   EXPECT_NE(std::string(fovea_last_error()).find("-5"), std::string::npos) << fovea_last_error();
   EXPECT_EQ(fovea_engine_cancel(engine, 77), FOVEA_OK);
   EXPECT_EQ(fovea_engine_clear_prefix_cache(engine), FOVEA_OK);
+  EXPECT_EQ(fovea_engine_destroy(engine), FOVEA_OK);
+}
+
+TEST(EngineInC, SamplingHasEveryField) {
+  const auto expected = Engine::load(same_options());
+  const std::string schema = R"({"type": "object", "properties": {"a": {"type": "integer"}}})";
+  const GenerateRequest wanted{.prompt = kRequest.prompt,
+                               .sampling = {.max_new_tokens = 24,
+                                            .logit_bias = {{5, 1.5f}, {9, -100}},
+                                            .repetition_penalty = 1.5f,
+                                            .frequency_penalty = 0.5f,
+                                            .presence_penalty = 0.25f,
+                                            .min_tokens = 3,
+                                            .json_schema = schema}};
+  const GenerateResult result = expected->generate({&wanted, 1}, {}, {}).at(0);
+  EXPECT_TRUE(result.text.starts_with('{')) << result.text;
+  fovea_engine* const engine = load();
+  CRequest request;
+  const fovea_token_bias biases[] = {{5, 1.5f}, {9, -100}};
+  request.sampling.max_new_tokens = 24;
+  request.sampling.logprobs = -1;
+  request.sampling.logit_bias = biases;
+  request.sampling.logit_bias_count = 2;
+  request.sampling.repetition_penalty = 1.5f;
+  request.sampling.frequency_penalty = 0.5f;
+  request.sampling.presence_penalty = 0.25f;
+  request.sampling.min_tokens = 3;
+  request.sampling.json_schema = schema.c_str();
+  Received received;
+  int64_t id = 0;
+  ASSERT_EQ(fovea_engine_add(engine, &request.request, &id), FOVEA_OK) << fovea_last_error();
+  while (received.finish == FOVEA_FINISH_NONE)
+    ASSERT_EQ(fovea_engine_step(engine, receive, &received), FOVEA_OK) << fovea_last_error();
+  EXPECT_EQ(received.tokens, result.tokens);
+  EXPECT_EQ(received.text, result.text);
+  request.sampling.json_schema = R"({"type": "frog"})";
+  EXPECT_EQ(fovea_engine_add(engine, &request.request, &id), FOVEA_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(fovea_last_error()).find("frog"), std::string::npos) << fovea_last_error();
+  request.sampling.json_schema = nullptr;
+  request.sampling.logit_bias = nullptr;
+  EXPECT_EQ(fovea_engine_add(engine, &request.request, &id), FOVEA_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(fovea_last_error()).find("logit_bias"), std::string::npos);
+  EXPECT_EQ(fovea_engine_destroy(engine), FOVEA_OK);
+}
+
+TEST(EngineInC, ConversationsFollowTheTemplate) {
+  const ChatModel model("qwen2_5");
+  EngineOptions options = same_options();
+  options.model_path = model.folder();
+  const auto expected = Engine::load(options);
+  fovea_engine_options given;
+  check_status(fovea_engine_options_init(&given, sizeof given));
+  given.model_path = options.model_path.c_str();
+  given.kv_memory_bytes = options.kv_memory_bytes;
+  given.max_context = options.max_context;
+  given.threads = 1;
+  fovea_engine* engine = nullptr;
+  check_status(fovea_engine_load(&given, &engine));
+  const Conversation whole{.messages = R"([{"role": "user", "content": "Weather?"}])",
+                           .tools = R"([{"type": "function", "function": {"name": "weather"}}])",
+                           .variables = R"({"x": 1})"};
+  const Conversation continued{.messages = R"([{"role": "assistant", "content": "1, 2,"}])",
+                               .add_generation_prompt = false,
+                               .continue_last_message = true};
+  for (const Conversation& conversation : {whole, continued}) {
+    fovea_conversation in_c;
+    check_status(fovea_conversation_init(&in_c, sizeof in_c));
+    in_c.messages = conversation.messages.c_str();
+    if (!conversation.tools.empty()) in_c.tools = conversation.tools.c_str();
+    if (!conversation.variables.empty()) in_c.variables = conversation.variables.c_str();
+    in_c.add_generation_prompt = conversation.add_generation_prompt ? 1 : 0;
+    in_c.continue_last_message = conversation.continue_last_message ? 1 : 0;
+    size_t count = 0;
+    ASSERT_EQ(fovea_engine_encode_conversation(engine, &in_c, nullptr, &count), FOVEA_OK)
+        << fovea_last_error();
+    std::vector<int32_t> tokens(count);
+    ASSERT_EQ(fovea_engine_encode_conversation(engine, &in_c, tokens.data(), &count), FOVEA_OK);
+    EXPECT_EQ(tokens, expected->encode_conversation(conversation));
+    in_c.messages = nullptr;
+    EXPECT_EQ(fovea_engine_encode_conversation(engine, &in_c, nullptr, &count),
+              FOVEA_INVALID_ARGUMENT);
+    in_c.messages = "[1]";
+    EXPECT_EQ(fovea_engine_encode_conversation(engine, &in_c, nullptr, &count),
+              FOVEA_INVALID_ARGUMENT);
+    EXPECT_NE(std::string(fovea_last_error()).find("messages[0]"), std::string::npos);
+  }
   EXPECT_EQ(fovea_engine_destroy(engine), FOVEA_OK);
 }
 

@@ -59,6 +59,7 @@ TEST(StructSize, InitWritesTheCallersSizeAlone) {
   check_init<fovea_generate_request>(fovea_generate_request_init);
   check_init<fovea_generation>(fovea_generation_init);
   check_init<fovea_result>(fovea_result_init);
+  check_init<fovea_conversation>(fovea_conversation_init);
   check_init<fovea_engine_stats>(fovea_engine_stats_init);
 }
 

@@ -50,6 +50,11 @@ FOVEA_C_API fovea_status fovea_engine_plan(const fovea_engine_options* options,
                                            const fovea_device_info* device, char* text,
                                            size_t* bytes);
 
+typedef struct fovea_token_bias {
+  int32_t token;
+  float bias;
+} fovea_token_bias;
+
 typedef struct fovea_sampling_params {
   uint32_t struct_size;
   int32_t max_new_tokens;  // default 64
@@ -65,7 +70,14 @@ typedef struct fovea_sampling_params {
   int32_t ignore_eos;
   int32_t logprobs;  // default -1: off; 0 to 20: log-probabilities of this many likely tokens, too
   int32_t prompt_logprobs;
-  int32_t reserved;  // 0
+  int32_t reserved;         // 0
+  const char* json_schema;  // the text is a JSON value that this JSON schema allows; NULL: any text
+  const fovea_token_bias* logit_bias;  // [logit_bias_count] added to logits
+  size_t logit_bias_count;
+  float repetition_penalty;  // default 1: off
+  float frequency_penalty;
+  float presence_penalty;
+  int32_t min_tokens;  // before them no end or stop token is drawn
 } fovea_sampling_params;
 FOVEA_C_API fovea_status fovea_sampling_params_init(fovea_sampling_params* params,
                                                     size_t struct_size);
@@ -176,6 +188,22 @@ FOVEA_C_API fovea_status fovea_engine_encode(const fovea_engine* engine, const c
 FOVEA_C_API fovea_status fovea_engine_encode_chat(const fovea_engine* engine, const char* user,
                                                   const char* system, int32_t* tokens,
                                                   size_t* count);
+// A conversation for the chat template of the checkpoint, in the JSON of OpenAI's chat completions.
+typedef struct fovea_conversation {
+  uint32_t struct_size;
+  int32_t add_generation_prompt;  // default 1: ends with the beginning of an answer
+  const char* messages;           // a JSON array
+  const char* tools;              // a JSON array of functions; NULL: none
+  const char* variables;          // a JSON object, further variables of the template; NULL: none
+  int32_t continue_last_message;  // 1: ends within the last message; then no generation prompt
+  int32_t reserved;               // 0
+} fovea_conversation;
+FOVEA_C_API fovea_status fovea_conversation_init(fovea_conversation* conversation,
+                                                 size_t struct_size);
+// Encodes a whole conversation.
+FOVEA_C_API fovea_status fovea_engine_encode_conversation(const fovea_engine* engine,
+                                                          const fovea_conversation* conversation,
+                                                          int32_t* tokens, size_t* count);
 FOVEA_C_API fovea_status fovea_engine_decode(const fovea_engine* engine, const int32_t* tokens,
                                              size_t count, char* text, size_t* bytes);
 // Gives the logits [count, vocabulary] of every token of one sequence. *size counts floats.
