@@ -179,6 +179,9 @@ struct StateCacheSpec {
   int32_t heads = 0;       // LinearSpec::value_heads
   int32_t rows = 0;        // LinearSpec::value_dim
   int32_t columns = 0;     // LinearSpec::key_dim
+  // Type of the recurrent states: f32, bf16 or f16. In 16 bits they are rounded after every token;
+  // backends of GPUs refuse them. Windows of the convolution are f32.
+  DType dtype = DType::f32;
 
   // Returns the bytes over all layers. Throws Error{invalid_argument} naming the field that is out
   // of range.
@@ -186,10 +189,16 @@ struct StateCacheSpec {
 };
 
 struct StateLayerView {
-  float* conv = nullptr;   // [slots, conv_dim, conv_width - 1], oldest first
-  float* state = nullptr;  // [slots, heads, rows, columns]
+  float* conv = nullptr;  // [slots, conv_dim, conv_width - 1], oldest first
+  void* state = nullptr;  // [slots, heads, rows, columns] of StateCacheSpec::dtype
   int64_t conv_slot_stride = 0, state_slot_stride = 0;  // elements
   int32_t slots = 0;
+
+  // Returns the states as elements of T, the type that the spec's dtype names.
+  template <typename T>
+  T* state_as() const {
+    return static_cast<T*>(state);
+  }
 };
 
 class StatePool {

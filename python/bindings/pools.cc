@@ -22,7 +22,7 @@ nb::tuple arrays_of_states(const StatePool& pool, int32_t index, nb::handle owne
   const int64_t taps = spec.conv_width > 0 ? spec.conv_width - 1 : 0;
   LayerArray conv = dense_array(owner, view.conv, DType::f32, {view.slots, spec.conv_dim, taps});
   LayerArray state =
-      dense_array(owner, view.state, DType::f32, {view.slots, spec.heads, spec.rows, spec.columns});
+      dense_array(owner, view.state, spec.dtype, {view.slots, spec.heads, spec.rows, spec.columns});
   conv.strides[0] = view.conv_slot_stride;
   state.strides[0] = view.state_slot_stride;
   conv.device = state.device = dl_device(pool.device());

@@ -16,7 +16,7 @@ static bool operator==(const KvCacheSpec& a, const KvCacheSpec& b) {
 }
 static bool operator==(const StateCacheSpec& a, const StateCacheSpec& b) {
   return a.layers == b.layers && a.conv_dim == b.conv_dim && a.conv_width == b.conv_width &&
-         a.heads == b.heads && a.rows == b.rows && a.columns == b.columns;
+         a.heads == b.heads && a.rows == b.rows && a.columns == b.columns && a.dtype == b.dtype;
 }
 static bool operator==(const BatchLimits& a, const BatchLimits& b) {
   return a.max_requests == b.max_requests && a.max_tokens == b.max_tokens &&
@@ -104,7 +104,8 @@ std::span<const Field<StateCacheSpec>> fields_of<StateCacheSpec>() {
                                           field<&Spec::conv_width>("conv_width"),
                                           field<&Spec::heads>("heads"),
                                           field<&Spec::rows>("rows"),
-                                          field<&Spec::columns>("columns")};
+                                          field<&Spec::columns>("columns"),
+                                          field<&Spec::dtype>("dtype")};
   return table;
 }
 
@@ -194,7 +195,7 @@ void bind_specs(nb::module_& module) {
       module, "StateCacheSpec",
       "def __init__(self, *, layers: int = 1, conv_dim: int = 0, conv_width: int = 0, heads: int = "
       "0, rows: int = 0, columns: int = 0) -> None",
-      "Layout of the recurrent states of linear layers, f32.")
+      "Layout of the recurrent states of linear layers.")
       .def_prop_ro("bytes_per_slot", &StateCacheSpec::bytes_per_slot);
   bind_value_type<BatchLimits>(
       module, "BatchLimits",

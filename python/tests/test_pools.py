@@ -231,6 +231,11 @@ def test_state_pool():
     assert not pool.in_use(first) and pool.in_use(second)
     with pytest.raises(fovea.Error, match="slot"):
         pool.release(first)
+    half = spec.replace(dtype="fp16")
+    assert half.bytes_per_slot == spec.bytes_per_slot - 2 * 3 * 4 * 2
+    assert np.from_dlpack(fovea.StatePool(half, 2).layer(0)[1]).dtype == np.float16
+    with pytest.raises(fovea.Error, match="dtype is fp8_e4m3"):
+        fovea.StatePool(spec.replace(dtype="fp8_e4m3"), 2)
 
 
 def test_request_table():

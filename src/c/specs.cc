@@ -96,7 +96,8 @@ StateCacheSpec to_spec(const fovea_state_cache_spec* spec, std::string_view name
           .conv_width = from.conv_width,
           .heads = from.heads,
           .rows = from.rows,
-          .columns = from.columns};
+          .columns = from.columns,
+          .dtype = to_enum(from.dtype, DType::u8, "dtype")};
 }
 
 BatchLimits to_limits(const fovea_batch_limits* limits) {

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Recurrences of linear layers over ragged batches. States are updated in place. A state slot of -1
-// marks padding: its tokens give 0 and no state is written.
+// marks padding: its tokens give 0 and no state is written. States of 16 bits are rounded after
+// every token, which reads them before that.
 #pragma once
 
 #include <cstdint>
+
+#include "fovea/dtype.h"
 
 namespace fovea::kernels {
 
@@ -40,7 +43,8 @@ struct GatedDeltaNetParams {
   const float* qkv = nullptr;
   const float* log_decay = nullptr;  // [tokens, value_heads], ln(alpha)
   const float* beta = nullptr;       // [tokens, value_heads]
-  float* state = nullptr;            // [slots, value_heads, value_dim, key_dim]
+  void* state = nullptr;             // [slots, value_heads, value_dim, key_dim]
+  DType state_dtype = DType::f32;    // or bf16 or f16
   int64_t state_slot_stride = 0;
   float* out = nullptr;  // [tokens, value_heads, value_dim]
   int64_t out_token_stride = 0;
@@ -58,7 +62,8 @@ struct Mamba2Params {
   const float* log_decay = nullptr;  // [tokens, heads], a_t = dt_t * A
   const float* dt = nullptr;         // [tokens, heads]
   const float* skip = nullptr;       // D, [heads] or null
-  float* state = nullptr;            // [slots, heads, head_dim, state_dim]
+  void* state = nullptr;             // [slots, heads, head_dim, state_dim]
+  DType state_dtype = DType::f32;    // or bf16 or f16
   int64_t state_slot_stride = 0;
   float* out = nullptr;  // [tokens, heads, head_dim]
   int64_t out_token_stride = 0;

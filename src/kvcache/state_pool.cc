@@ -15,7 +15,7 @@ namespace {
 
 constexpr const char* kWhat = "the size of the state pool";
 
-// Floats in one slot of one layer.
+// Elements in one slot of one layer.
 struct SlotSize {
   int64_t conv, state;
 };
@@ -27,6 +27,9 @@ SlotSize slot_size(const StateCacheSpec& spec) {
   check_argument(spec.heads > 0, "heads is {}, must be positive", spec.heads);
   check_argument(spec.rows > 0, "rows is {}, must be positive", spec.rows);
   check_argument(spec.columns > 0, "columns is {}, must be positive", spec.columns);
+  check_argument(spec.dtype == DType::f32 || spec.dtype == DType::bf16 || spec.dtype == DType::f16,
+                 "dtype is {}, states are {}, {} or {}", dtype_name(spec.dtype),
+                 dtype_name(DType::f32), dtype_name(DType::bf16), dtype_name(DType::f16));
   return {int64_t{spec.conv_dim} * (spec.conv_width - 1),
           checked_product(kWhat, {spec.heads, spec.rows, spec.columns})};
 }
@@ -37,8 +40,8 @@ class SlotStatePool final : public StatePool {
       : spec_(spec),
         slots_(slots),
         slot_(slot_size(spec)),
-        conv_bytes_(array_bytes(slot_.conv)),
-        layer_bytes_(checked_sum(kWhat, {conv_bytes_, array_bytes(slot_.state)})),
+        conv_bytes_(array_bytes(slot_.conv, DType::f32)),
+        layer_bytes_(checked_sum(kWhat, {conv_bytes_, array_bytes(slot_.state, spec.dtype)})),
         memory_(checked_product(kWhat, {layer_bytes_, spec.layers}), device, "the state pool"),
         in_use_(static_cast<size_t>(slots)),
         used_before_(static_cast<size_t>(slots)) {
@@ -88,8 +91,8 @@ class SlotStatePool final : public StatePool {
     memory_.context()->bind();
     for (const Change& change : changes_) {
       apply(
-          change, [&](float* to, size_t bytes) { gpu::fill_bytes(to, 0, bytes, stream); },
-          [&](float* to, const float* from, size_t bytes) {
+          change, [&](void* to, size_t bytes) { gpu::fill_bytes(to, 0, bytes, stream); },
+          [&](void* to, const void* from, size_t bytes) {
             gpu::copy_on_device(to, from, bytes, stream);
           });
     }
@@ -106,8 +109,8 @@ class SlotStatePool final : public StatePool {
   void change(const Change& change) {
     if (memory_.context() == nullptr) {
       apply(
-          change, [](float* to, size_t bytes) { std::memset(to, 0, bytes); },
-          [](float* to, const float* from, size_t bytes) { std::memcpy(to, from, bytes); });
+          change, [](void* to, size_t bytes) { std::memset(to, 0, bytes); },
+          [](void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); });
       return;
     }
     // A new slot that becomes a copy at once needs no zeros.
@@ -124,30 +127,34 @@ class SlotStatePool final : public StatePool {
   void apply(const Change& change, const Clear& clear, const Copy& copy) const {
     for (int32_t i = 0; i < spec_.layers; ++i) {
       const StateLayerView layer = view(i);
-      for (const auto& [array, floats] :
-           {std::pair{layer.conv, slot_.conv}, std::pair{layer.state, slot_.state}}) {
-        float* const to = array + change.to * floats;
+      for (const auto& [array, bytes] :
+           {std::pair{static_cast<void*>(layer.conv), slot_bytes(slot_.conv, DType::f32)},
+            std::pair{layer.state, slot_bytes(slot_.state, spec_.dtype)}}) {
+        char* const first = static_cast<char*>(array);
+        char* const to = first + change.to * bytes;
         if (change.from == kZeros) {
-          clear(to, float_bytes(floats));
+          clear(to, static_cast<size_t>(bytes));
         } else {
-          copy(to, array + change.from * floats, float_bytes(floats));
+          copy(to, first + change.from * bytes, static_cast<size_t>(bytes));
         }
       }
     }
   }
 
-  static size_t float_bytes(int64_t count) { return static_cast<size_t>(count) * sizeof(float); }
+  static int64_t slot_bytes(int64_t elements, DType dtype) {
+    return elements * static_cast<int64_t>(dtype_bytes(dtype));
+  }
 
-  int64_t array_bytes(int64_t floats_per_slot) const {
-    return align_up(kWhat,
-                    checked_product(kWhat, {floats_per_slot, slots_, int64_t{sizeof(float)}}));
+  int64_t array_bytes(int64_t elements_per_slot, DType dtype) const {
+    return align_up(kWhat, checked_product(kWhat, {elements_per_slot, slots_,
+                                                   static_cast<int64_t>(dtype_bytes(dtype))}));
   }
 
   StateLayerView view(int32_t index) const {
     char* base = memory_.data() + index * layer_bytes_;
     StateLayerView layer;
     layer.conv = reinterpret_cast<float*>(base);
-    layer.state = reinterpret_cast<float*>(base + conv_bytes_);
+    layer.state = base + conv_bytes_;
     layer.conv_slot_stride = slot_.conv;
     layer.state_slot_stride = slot_.state;
     layer.slots = slots_;
@@ -174,8 +181,11 @@ class SlotStatePool final : public StatePool {
 
 size_t StateCacheSpec::bytes_per_slot() const {
   const SlotSize slot = slot_size(*this);
-  return static_cast<size_t>(checked_product(
-      kWhat, {checked_sum(kWhat, {slot.conv, slot.state}), int64_t{sizeof(float)}, layers}));
+  const auto state_bytes = static_cast<int64_t>(dtype_bytes(dtype));
+  const int64_t layer =
+      checked_sum(kWhat, {checked_product(kWhat, {slot.conv, int64_t{sizeof(float)}}),
+                          checked_product(kWhat, {slot.state, state_bytes})});
+  return static_cast<size_t>(checked_product(kWhat, {layer, layers}));
 }
 
 std::unique_ptr<StatePool> make_state_pool(const StateCacheSpec& spec, int32_t slots,

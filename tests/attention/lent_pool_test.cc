@@ -259,8 +259,8 @@ TEST(LentPool, StatesThatOverlapAreNamed) {
     registry.find("linear")->create({.spec = spec, .state = &states, .threads = &threads});
   };
   EXPECT_NO_THROW(create());
-  const auto byte_on = [](float* at) {
-    return reinterpret_cast<float*>(reinterpret_cast<char*>(at) + 1);
+  const auto byte_on = [](void* at) {
+    return reinterpret_cast<float*>(static_cast<char*>(at) + 1);
   };
   const std::vector<std::pair<const char*, std::function<void(StateLayerView&)>>> changes = {
       {"layer 0 of the state pool: slots is 2, the pool has 3", [](auto& v) { v.slots = 2; }},
@@ -272,7 +272,7 @@ TEST(LentPool, StatesThatOverlapAreNamed) {
       {"state_slot_stride is -16", [](auto& v) { v.state_slot_stride = -16; }},
       {"conv_slot_stride is 11, a slot has 12 values", [](auto& v) { v.conv_slot_stride = 11; }},
       {"addresses exceed 63 bits", [](auto& v) { v.conv_slot_stride = kFar; }},
-      {"overlaps state at", [](auto& v) { v.conv = v.state + 4; }},
+      {"overlaps state at", [](StateLayerView& v) { v.conv = v.state_as<float>() + 4; }},
   };
   for (const auto& [words, change] : changes) {
     SCOPED_TRACE(words);

@@ -123,7 +123,7 @@ class World {
   }
   float& state(int32_t slot) const {
     const StateLayerView layer = states_->layer(0);
-    return layer.state[slot * layer.state_slot_stride];
+    return layer.state_as<float>()[slot * layer.state_slot_stride];
   }
 
   void check_request(const Request& request) const {

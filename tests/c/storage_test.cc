@@ -142,11 +142,12 @@ TEST(StorageInC, StatePool) {
   fovea_state_layer_view view;
   ASSERT_EQ(fovea_state_layer_view_init(&view, sizeof view), FOVEA_OK);
   ASSERT_EQ(fovea_state_pool_layer(world.states, 0, &view), FOVEA_OK);
-  view.state[a * view.state_slot_stride + 5] = 3;
+  float* const state = static_cast<float*>(view.state);
+  state[a * view.state_slot_stride + 5] = 3;
   view.conv[a * view.conv_slot_stride + 5] = 4;
   ASSERT_EQ(fovea_state_pool_copy(world.states, a, b), FOVEA_OK);
   EXPECT_EQ(fovea_state_pool_publish(world.states, nullptr), FOVEA_OK);
-  EXPECT_EQ(view.state[b * view.state_slot_stride + 5], 3);
+  EXPECT_EQ(state[b * view.state_slot_stride + 5], 3);
   EXPECT_EQ(view.conv[b * view.conv_slot_stride + 5], 4);
   EXPECT_EQ(fovea_state_pool_release(world.states, a), FOVEA_OK);
   EXPECT_EQ(fovea_state_pool_in_use(world.states, a, &in_use), FOVEA_OK);

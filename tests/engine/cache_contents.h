@@ -68,7 +68,7 @@ class CacheContents {
   static float state_of(uint64_t content) { return static_cast<float>(content % (1 << 24)); }
   float& state(const CacheLease& lease) {
     const size_t group = tiny_.window_pages > 0 ? 2 : 1;
-    return caches_.state(group)->layer(0).state[lease.state_slot];
+    return caches_.state(group)->layer(0).state_as<float>()[lease.state_slot];
   }
 
   // A copy that applies all changes since the last call, as a GPU's does, equals the table.

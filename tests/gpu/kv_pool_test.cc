@@ -114,7 +114,8 @@ TEST_F(GpuPool, StatesChangeWhenTheyArePublished) {
       const StateLayerView view = pool->layer(i);
       const float offset = value + static_cast<float>(i) / 2;
       gpu::fill_floats(view.conv + slot * view.conv_slot_stride, offset, 6, stream.get());
-      gpu::fill_floats(view.state + slot * view.state_slot_stride, offset, 24, stream.get());
+      gpu::fill_floats(view.state_as<float>() + slot * view.state_slot_stride, offset, 24,
+                       stream.get());
     }
   };
   const auto expect = [&](int32_t slot, float value, bool zero = false) {
@@ -123,7 +124,8 @@ TEST_F(GpuPool, StatesChangeWhenTheyArePublished) {
       const StateLayerView view = pool->layer(i);
       const float want = zero ? 0 : value + static_cast<float>(i) / 2;
       EXPECT_EQ(read(view.conv + slot * view.conv_slot_stride, 6), std::vector<float>(6, want));
-      EXPECT_EQ(read(view.state + slot * view.state_slot_stride, 24), std::vector<float>(24, want));
+      EXPECT_EQ(read(view.state_as<float>() + slot * view.state_slot_stride, 24),
+                std::vector<float>(24, want));
     }
   };
   const int32_t a = pool->allocate().value(), b = pool->allocate().value();

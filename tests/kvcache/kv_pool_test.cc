@@ -313,7 +313,8 @@ TEST(StatePool, SlotsAreDisjointZeroedAndCopied) {
     for (int32_t i = 0; i < 2; ++i) {
       const StateLayerView layer = pool->layer(i);
       std::fill_n(layer.conv + slot * layer.conv_slot_stride, 15, value + static_cast<float>(i));
-      std::fill_n(layer.state + slot * layer.state_slot_stride, 42, value - static_cast<float>(i));
+      std::fill_n(layer.state_as<float>() + slot * layer.state_slot_stride, 42,
+                  value - static_cast<float>(i));
     }
   };
   const auto expect = [&](int32_t slot, float conv, float step) {
@@ -324,7 +325,7 @@ TEST(StatePool, SlotsAreDisjointZeroedAndCopied) {
                   conv + step * static_cast<float>(i));
       }
       for (int j = 0; j < 42; ++j) {
-        ASSERT_EQ(layer.state[slot * layer.state_slot_stride + j],
+        ASSERT_EQ(layer.state_as<float>()[slot * layer.state_slot_stride + j],
                   conv - step * static_cast<float>(i));
       }
     }

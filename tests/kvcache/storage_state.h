@@ -79,7 +79,7 @@ class StorageState {
     }
     return hash;
   }
-  float& state_content(int32_t slot) { return states_->layer(0).state[slot]; }
+  float& state_content(int32_t slot) { return states_->layer(0).state_as<float>()[slot]; }
 
   std::vector<int64_t> pages_of(const Request& request) {
     std::vector<int64_t> pages;

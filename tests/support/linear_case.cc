@@ -61,9 +61,10 @@ class Recurrence {
   Expected run() {
     out_.resize(static_cast<size_t>(length_ * spec_.linear.value_heads * spec_.linear.value_dim));
     for (int32_t head = 0; head < spec_.linear.value_heads; ++head) {
-      const bool rounds = std::is_same_v<Real, float> && spec_.q_dtype == DType::bf16;
+      const bool rounds = std::is_same_v<Real, float> &&
+                          (spec_.q_dtype == DType::bf16 || test_.state_dtype != DType::f32);
       if (spec_.kind == AttentionKind::mamba2) {
-        mamba2(head);
+        rounds ? stored_mamba2(head) : mamba2(head);
       } else {
         rounds ? rounded_delta_net(head) : gated_delta_net(head);
       }
@@ -128,9 +129,17 @@ class Recurrence {
     }
   }
 
-  static Real rounded(Real x) { return bf16_to_float(float_to_bf16(static_cast<float>(x))); }
+  // Rounds operands of products to the queries' type.
+  Real rounded(Real x) const { return through(spec_.q_dtype, x); }
+  // Rounds a state as it is stored after a token.
+  Real stored(Real x) const { return through(test_.state_dtype, x); }
+  static Real through(DType dtype, Real x) {
+    float bits = 0;
+    store_float(&bits, dtype, 0, static_cast<float>(x));
+    return load_float(&bits, dtype, 0);
+  }
 
-  // By the definition, with operands of products rounded to bf16.
+  // By the definition, with operands of products and stored states rounded.
   void rounded_delta_net(int32_t head) {
     const int32_t keys = spec_.linear.key_dim, values = spec_.linear.value_dim;
     const int64_t all_keys = int64_t{spec_.linear.key_heads} * keys;
@@ -153,10 +162,36 @@ class Recurrence {
         for (int32_t j = 0; j < keys; ++j) recalled += rounded(alpha * row[j]) * k[j];
         const Real change = rounded(sequence_.beta[gate] * (v[i] - recalled));
         for (int32_t j = 0; j < keys; ++j) {
-          row[j] = alpha * row[j] + change * k[j];
-          read += rounded(row[j]) * q[j];
+          const Real next = alpha * row[j] + change * k[j];
+          read += rounded(next) * q[j];
+          row[j] = stored(next);
         }
         out(t, head, i) = static_cast<double>(read / std::sqrt(static_cast<Real>(keys)));
+      }
+    }
+  }
+
+  // h_t = e^a_t h_t-1 + dt_t x_t B_t^T, rounded as it is stored; y_t = h_t C_t + D x_t.
+  void stored_mamba2(int32_t head) {
+    const int32_t width = spec_.linear.value_dim, states = spec_.linear.key_dim;
+    const int64_t group = head / (spec_.linear.value_heads / spec_.linear.key_heads);
+    const int64_t b_at = int64_t{spec_.linear.value_heads} * width + group * states;
+    const int64_t c_at = b_at + int64_t{spec_.linear.key_heads} * states;
+    std::vector<Real> state(static_cast<size_t>(width * states), 0);
+    for (int64_t t = 0; t < length_; ++t) {
+      const auto x = part(t, int64_t{head} * width, width);
+      const auto b = part(t, b_at, states), c = part(t, c_at, states);
+      const int64_t gate = t * spec_.linear.value_heads + head;
+      const Real decay = std::exp(static_cast<Real>(sequence_.log_decay[gate]));
+      for (int32_t i = 0; i < width; ++i) {
+        Real y = test_.skip ? static_cast<Real>(data_.skip[head]) * x[i] : Real{0};
+        for (int32_t j = 0; j < states; ++j) {
+          Real& h = state[static_cast<size_t>(i * states + j)];
+          const Real next = decay * h + sequence_.beta[gate] * x[i] * b[j];
+          y += next * c[j];
+          h = stored(next);
+        }
+        out(t, head, i) = static_cast<double>(y);
       }
     }
   }
@@ -233,6 +268,9 @@ std::vector<LinearCase> linear_cases() {
   test.spec.q_dtype = DType::bf16;
   test.lengths = {130, 64, 1, 63};
   cases.push_back(test);
+  test.name = "delta_rounded_f16_states";
+  test.state_dtype = DType::f16;
+  cases.push_back(test);
 
   test = linear_case("mamba2", AttentionKind::mamba2, 1, 4);
   cases.push_back(test);
@@ -243,6 +281,19 @@ std::vector<LinearCase> linear_cases() {
   cases.push_back(test);
   test.name = "mamba2_no_conv";
   test.spec.linear.conv_width = 0;
+  cases.push_back(test);
+
+  // States of 16 bits.
+  test = linear_case("delta_bf16_states", AttentionKind::gated_delta_net, 1, 3);
+  test.state_dtype = DType::bf16;
+  cases.push_back(test);
+  test.name = "delta_f16_states";
+  test.state_dtype = DType::f16;
+  test.spec.linear.key_dim = 24;
+  test.spec.linear.value_dim = 20;
+  cases.push_back(test);
+  test = linear_case("mamba2_bf16_states", AttentionKind::mamba2, 1, 2);
+  test.state_dtype = DType::bf16;
   cases.push_back(test);
 
   // Longer than the chunks of other kernels: 64 tokens of the delta rule, 256 of mamba2.
@@ -263,6 +314,7 @@ StateCacheSpec state_spec(const LinearCase& test) {
   state.heads = test.spec.linear.value_heads;
   state.rows = test.spec.linear.value_dim;
   state.columns = test.spec.linear.key_dim;
+  state.dtype = test.state_dtype;
   return state;
 }
 
@@ -291,7 +343,7 @@ OracleResult oracle(const LinearCase& test, const LinearData& data, size_t seque
   const LinearSequence& tokens = data.sequences[sequence];
   return {.exact = Recurrence<double>(test, data, tokens).run(),
           .plain = Recurrence<float>(test, data, tokens).run(),
-          .rounded_keys = test.spec.q_dtype == DType::bf16};
+          .rounded_keys = test.spec.q_dtype == DType::bf16 || test.state_dtype != DType::f32};
 }
 
 }  // namespace fovea::test

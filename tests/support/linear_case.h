@@ -20,6 +20,7 @@ struct LinearCase {
   bool conv_bias = true;
   bool skip = true;          // mamba2
   bool l2_normalise = true;  // gated_delta_net
+  DType state_dtype = DType::f32;
   uint32_t seed = 1;
 };
 

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "core/float_types.h"
 #include "support/expect_error.h"
 #include "support/test_device.h"
 
@@ -124,35 +125,38 @@ bool LinearRun::others_untouched() const {
 
 bool LinearRun::holds_nan(int32_t layer, int32_t slot) const {
   const StateLayerView view = pool_->layer(layer);
-  const auto is_nan = [](float value) { return std::isnan(value); };
-  for (const auto& [from, count] :
-       {std::pair{view.conv + slot * view.conv_slot_stride, view.conv_slot_stride},
-        std::pair{view.state + slot * view.state_slot_stride, view.state_slot_stride}}) {
-    std::vector<float> values(static_cast<size_t>(count));
+  const auto is_nan = [&](const void* array, DType dtype, int64_t stride) {
+    std::vector<std::byte> values(static_cast<size_t>(stride) * dtype_bytes(dtype));
+    const auto* const from =
+        static_cast<const std::byte*>(array) + slot * static_cast<int64_t>(values.size());
     if (on_gpu()) {
-      gpu::copy_to_host(values.data(), from, values.size() * sizeof(float), nullptr);
+      gpu::copy_to_host(values.data(), from, values.size(), nullptr);
       gpu::synchronize(nullptr);
     } else {
-      std::copy_n(from, count, values.begin());
+      std::copy_n(from, values.size(), values.begin());
     }
-    if (!std::ranges::all_of(values, is_nan)) return false;
-  }
-  return true;
+    for (int64_t i = 0; i < stride; ++i) {
+      if (!std::isnan(load_float(values.data(), dtype, i))) return false;
+    }
+    return true;
+  };
+  return is_nan(view.conv, DType::f32, view.conv_slot_stride) &&
+         is_nan(view.state, pool_->spec().dtype, view.state_slot_stride);
 }
 
 void LinearRun::poison_states() {
   for (int32_t index = 0; index < pool_->spec().layers; ++index) {
     const StateLayerView layer = pool_->layer(index);
-    const std::pair<float*, int64_t> arrays[] = {{layer.state, layer.state_slot_stride},
-                                                 {layer.conv, layer.conv_slot_stride}};
-    for (const auto& [array, stride] : arrays) {
-      const size_t bytes = static_cast<size_t>(stride * layer.slots) * sizeof(float);
+    const auto poison = [&](void* array, DType dtype, int64_t stride) {
+      const size_t bytes = static_cast<size_t>(stride * layer.slots) * dtype_bytes(dtype);
       if (on_gpu()) {
         gpu::fill_bytes(array, kPoisonByte, bytes, nullptr);
       } else {
         std::memset(array, kPoisonByte, bytes);
       }
-    }
+    };
+    poison(layer.conv, DType::f32, layer.conv_slot_stride);
+    poison(layer.state, pool_->spec().dtype, layer.state_slot_stride);
   }
   if (on_gpu()) gpu::synchronize(nullptr);
 }

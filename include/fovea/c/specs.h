@@ -119,9 +119,10 @@ typedef struct fovea_state_cache_spec {
   int32_t layers;
   int32_t conv_dim;
   int32_t conv_width;
-  int32_t heads;    // linear.value_heads
-  int32_t rows;     // linear.value_dim
-  int32_t columns;  // linear.key_dim
+  int32_t heads;      // linear.value_heads
+  int32_t rows;       // linear.value_dim
+  int32_t columns;    // linear.key_dim
+  fovea_dtype dtype;  // type of the states: FOVEA_F32, FOVEA_BF16 or FOVEA_F16
 } fovea_state_cache_spec;
 FOVEA_C_API fovea_status fovea_state_cache_spec_init(fovea_state_cache_spec* spec,
                                                      size_t struct_size);

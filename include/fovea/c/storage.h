@@ -161,7 +161,7 @@ typedef struct fovea_state_layer_view {
   uint32_t struct_size;
   int32_t slots;             // slot 0 included
   float* conv;               // [slots, conv_dim, conv_width - 1], oldest first
-  float* state;              // [slots, heads, rows, columns]
+  void* state;               // [slots, heads, rows, columns] of the spec's dtype
   int64_t conv_slot_stride;  // elements
   int64_t state_slot_stride;
 } fovea_state_layer_view;

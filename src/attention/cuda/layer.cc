@@ -90,8 +90,8 @@ CudaLayer cuda_layer(const KvLayerView& view, const KvPool& pool) {
   return layer;
 }
 
-void check_state_alignment(const StateLayerView& view, int32_t layer) {
-  check_aligned(fmt::format("layer {} of the state pool: state", layer), view.state, DType::f32,
+void check_state_alignment(const StateLayerView& view, DType dtype, int32_t layer) {
+  check_aligned(fmt::format("layer {} of the state pool: state", layer), view.state, dtype,
                 {view.state_slot_stride});
 }
 

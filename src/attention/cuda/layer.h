@@ -17,7 +17,7 @@ struct CudaLayer {
 CudaLayer cuda_layer(const KvLayerView& view, const KvPool& pool);
 
 // Throws Error{invalid_argument} if a lent pool's states are not 16-byte aligned.
-void check_state_alignment(const StateLayerView& view, int32_t layer);
+void check_state_alignment(const StateLayerView& view, DType dtype, int32_t layer);
 
 // Returns the keys of packed scopes: the layer's own k and v.
 kernels::cuda::KeyParams packed_keys(const LayerTensors& tensors, const BatchView& batch);

@@ -132,6 +132,11 @@ class CudaLinear final : public CudaBackendBase {
 CudaLinear::CudaLinear(std::string_view name, const BackendContext& context)
     : CudaBackendBase(name, context), params_(recurrence_params(spec())) {
   gpu::KernelStore& store = cuda::kernel_store();
+  const DType state_dtype = states()->spec().dtype;
+  if (state_dtype != DType::f32) {
+    fail(ErrorCode::unsupported, "state dtype is {}, {} takes {}", dtype_name(state_dtype), name,
+         dtype_name(DType::f32));
+  }
   const int sm = device_info().sm;
   planner_ = cuda::LinearPlanner(sm, store);
   recurrence_ = cuda::RecurrentKernels(
@@ -144,7 +149,7 @@ CudaLinear::CudaLinear(std::string_view name, const BackendContext& context)
   }
   for (int32_t i = 0; i < states()->spec().layers; ++i) {
     layers_.push_back(states()->layer(i));
-    check_state_alignment(layers_.back(), i);
+    check_state_alignment(layers_.back(), state_dtype, i);
   }
 }
 
@@ -200,7 +205,7 @@ void CudaLinear::run_layer(const LayerTensors& tensors, gpu::Launcher launcher) 
   params_.log_decay = tensors.linear.log_decay;
   params_.strength = tensors.linear.beta;
   params_.skip = tensors.linear.skip;
-  params_.state = state.state;
+  params_.state = state.state_as<float>();
   params_.state_slot_stride = state.state_slot_stride;
   params_.result = static_cast<float*>(tensors.out.data);
   params_.result_stride = tensors.out.token_stride;

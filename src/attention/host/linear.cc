@@ -68,6 +68,7 @@ class HostLinear final : public HostBackend {
     params.log_decay = layer.linear.log_decay;
     params.beta = layer.linear.beta;
     params.state = state.state;
+    params.state_dtype = states()->spec().dtype;
     params.state_slot_stride = state.state_slot_stride;
     params.out = static_cast<float*>(layer.out.data);
     params.out_token_stride = layer.out.token_stride;
@@ -88,6 +89,7 @@ class HostLinear final : public HostBackend {
     params.dt = layer.linear.beta;
     params.skip = layer.linear.skip;
     params.state = state.state;
+    params.state_dtype = states()->spec().dtype;
     params.state_slot_stride = state.state_slot_stride;
     params.out = static_cast<float*>(layer.out.data);
     params.out_token_stride = layer.out.token_stride;

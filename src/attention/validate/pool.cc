@@ -171,17 +171,22 @@ void check_slot_map(const KvPool& pool) {
 }
 
 // Returns the rows of one array of a layer's states.
-StridedRows states_of(const float* data, int64_t row, int64_t slot_stride, int32_t slots) {
+StridedRows states_of(const void* data, DType dtype, int64_t row, const StateLayerView& view,
+                      int64_t slot_stride) {
   return {.data = data,
-          .element_bytes = sizeof(float),
+          .element_bytes = static_cast<int64_t>(dtype_bytes(dtype)),
           .row = row,
-          .dimensions = {{{slots, slot_stride}}}};
+          .dimensions = {{{view.slots, slot_stride}}}};
 }
 
 void check_states(const StridedRows& rows, std::string_view name, int32_t layer) {
   const std::string whole = fmt::format("layer {} of the state pool: {}", layer, name);
   check_argument(rows.data != nullptr, "{} is null", whole);
-  check_aligned(static_cast<const float*>(rows.data), whole);
+  if (rows.element_bytes == sizeof(float)) {
+    check_aligned(static_cast<const float*>(rows.data), whole);
+  } else {
+    check_aligned(static_cast<const uint16_t*>(rows.data), whole);
+  }
   check_reach(rows, whole);
   check_argument(are_disjoint(rows), "{}_slot_stride is {}, a slot has {} values: slots overlap",
                  whole, rows.dimensions[0].stride, rows.row);
@@ -240,13 +245,14 @@ void validate_state_pool(const BackendContext& context) {
                    "layer {} of the state pool: slots is {}, the pool has {}", layer, view.slots,
                    pool.slots());
     const StridedRows state =
-        states_of(view.state,
+        states_of(view.state, spec.dtype,
                   checked_product("heads * rows * columns", {spec.heads, spec.rows, spec.columns}),
-                  view.state_slot_stride, view.slots);
+                  view, view.state_slot_stride);
     check_states(state, "state", layer);
     if (context.spec.linear.conv_width <= 1) continue;
-    const StridedRows conv = states_of(view.conv, int64_t{spec.conv_dim} * (spec.conv_width - 1),
-                                       view.conv_slot_stride, view.slots);
+    const StridedRows conv =
+        states_of(view.conv, DType::f32, int64_t{spec.conv_dim} * (spec.conv_width - 1), view,
+                  view.conv_slot_stride);
     check_states(conv, "conv", layer);
     check_argument(!share_memory(conv, state),
                    "layer {} of the state pool: conv at {} overlaps state at {}", layer, conv.data,

@@ -286,6 +286,10 @@ void validate_state(const AttentionSpec& spec, const StateCacheSpec& state) {
                  state.rows, linear.value_dim);
   check_argument(state.columns == linear.key_dim, "state columns is {}, the layers have key_dim {}",
                  state.columns, linear.key_dim);
+  check_argument(
+      state.dtype == DType::f32 || state.dtype == DType::bf16 || state.dtype == DType::f16,
+      "state dtype is {}, must be {}, {} or {}", dtype_name(state.dtype), dtype_name(DType::f32),
+      dtype_name(DType::bf16), dtype_name(DType::f16));
   if (linear.conv_width == 0) return;
   check_argument(state.conv_dim == linear.conv_dim(), "state conv_dim is {}, the layers have {}",
                  state.conv_dim, linear.conv_dim());

@@ -5,13 +5,14 @@
 #include <cmath>
 #include <vector>
 
+#include "core/float_types.h"
 #include "kernels/reference/reference.h"
 
 namespace fovea::kernels::reference {
 namespace {
 
-// States are rounded to f32 after every token, as they are stored in the pool, so that the bits do
-// not depend on how a prompt is divided into batches.
+// States are rounded to the pool's type after every token, so that the bits do not depend on how a
+// prompt is divided into batches. A token reads its state in f32.
 
 struct Request {
   int64_t begin = 0, end = 0;  // tokens
@@ -25,11 +26,36 @@ Request request_of(const StateBatch& batch, int32_t index) {
   return {begin, end, batch.state_slots[index], batch.kv_lens[index] == end - begin};
 }
 
-// Copies `size` elements of the request's state to their place in the snapshot after `token`.
+// A part of a request's state.
+struct State {
+  void* pool;
+  DType dtype;
+  int64_t begin, size;  // its elements in the pool
+  int64_t slot_stride;
+
+  float get(int64_t i) const { return load_float(pool, dtype, begin + i); }
+  void set(int64_t i, float value) const { store_float(pool, dtype, begin + i, value); }
+};
+
+// Copies the state to its place in the snapshot after `token`.
 void take_snapshot(const StateBatch& batch, const Request& request, int64_t token,
-                   int64_t slot_stride, int64_t size, float* state) {
+                   const State& state) {
   const int64_t slot = batch.snapshot_slots ? batch.snapshot_slots[token] : -1;
-  if (slot >= 0) std::copy_n(state, size, state + (slot - request.slot) * slot_stride);
+  if (slot < 0) return;
+  const int64_t away = (slot - request.slot) * state.slot_stride;
+  for (int64_t i = 0; i < state.size; ++i) state.set(away + i, state.get(i));
+}
+
+// Returns a head's state of a request, cleared if the request starts from zero.
+template <typename Params>
+State head_state(const Params& params, const Request& request, int64_t head, int64_t size) {
+  const State state = {.pool = params.state,
+                       .dtype = params.state_dtype,
+                       .begin = request.slot * params.state_slot_stride + head * size,
+                       .size = size,
+                       .slot_stride = params.state_slot_stride};
+  for (int64_t i = 0; request.starts_from_zero && i < size; ++i) state.set(i, 0);
+  return state;
 }
 
 double silu(double x) { return x / (1 + std::exp(-x)); }
@@ -39,6 +65,11 @@ void convolve(const CausalConvParams& params, const Request& request, int32_t ch
   const int32_t width = params.width;
   float* state = params.state + request.slot * params.state_slot_stride +
                  static_cast<int64_t>(channel) * (width - 1);
+  const State window = {.pool = state,
+                        .dtype = DType::f32,
+                        .begin = 0,
+                        .size = width - 1,
+                        .slot_stride = params.state_slot_stride};
   std::vector<float> taps(static_cast<size_t>(width), 0.0f);  // the first is pushed out at once
   if (!request.starts_from_zero) std::copy_n(state, width - 1, taps.begin() + 1);
   for (int64_t token = request.begin; token < request.end; ++token) {
@@ -51,7 +82,7 @@ void convolve(const CausalConvParams& params, const Request& request, int32_t ch
     }
     params.y[token * params.dim + channel] = static_cast<float>(silu(sum));
     std::copy_n(taps.begin() + 1, width - 1, state);
-    take_snapshot(params.batch, request, token, params.state_slot_stride, width - 1, state);
+    take_snapshot(params.batch, request, token, window);
   }
 }
 
@@ -77,9 +108,7 @@ void gated_delta_net_head(const GatedDeltaNetParams& params, const Request& requ
   const int64_t key_head = static_cast<int64_t>(head) * params.key_heads / params.value_heads;
   const int64_t keys = params.key_heads * key_dim;
   const int64_t row_size = 2 * keys + params.value_heads * value_dim;
-  float* state =
-      params.state + request.slot * params.state_slot_stride + head * value_dim * key_dim;
-  if (request.starts_from_zero) std::fill_n(state, value_dim * key_dim, 0.0f);
+  const State state = head_state(params, request, head, value_dim * key_dim);
 
   for (int64_t token = request.begin; token < request.end; ++token) {
     const float* row = params.qkv + token * row_size;
@@ -93,18 +122,19 @@ void gated_delta_net_head(const GatedDeltaNetParams& params, const Request& requ
     const double beta = params.beta[gate];
     float* out = params.out + token * params.out_token_stride + head * value_dim;
     for (int64_t i = 0; i < value_dim; ++i) {
-      float* s = state + i * key_dim;
+      const int64_t row_begin = i * key_dim;
       double recalled = 0;  // the decayed state's value for k
-      for (int64_t j = 0; j < key_dim; ++j) recalled += alpha * s[j] * k[j];
+      for (int64_t j = 0; j < key_dim; ++j) recalled += alpha * state.get(row_begin + j) * k[j];
       double o = 0;
       for (int64_t j = 0; j < key_dim; ++j) {
-        s[j] = static_cast<float>(alpha * s[j] + beta * (v[i] - recalled) * k[j]);
-        o += s[j] * q[j];
+        const auto s =
+            static_cast<float>(alpha * state.get(row_begin + j) + beta * (v[i] - recalled) * k[j]);
+        state.set(row_begin + j, s);
+        o += s * q[j];
       }
       out[i] = static_cast<float>(params.scale * o);
     }
-    take_snapshot(params.batch, request, token, params.state_slot_stride, value_dim * key_dim,
-                  state);
+    take_snapshot(params.batch, request, token, state);
   }
 }
 
@@ -113,9 +143,7 @@ void mamba2_head(const Mamba2Params& params, const Request& request, int32_t hea
   const int64_t state_dim = params.state_dim;
   const int64_t group = static_cast<int64_t>(head) * params.groups / params.heads;
   const int64_t row_size = params.heads * head_dim + 2 * params.groups * state_dim;
-  float* state =
-      params.state + request.slot * params.state_slot_stride + head * head_dim * state_dim;
-  if (request.starts_from_zero) std::fill_n(state, head_dim * state_dim, 0.0f);
+  const State state = head_state(params, request, head, head_dim * state_dim);
 
   for (int64_t token = request.begin; token < request.end; ++token) {
     const float* row = params.xbc + token * row_size;
@@ -128,16 +156,16 @@ void mamba2_head(const Mamba2Params& params, const Request& request, int32_t hea
     const double skip = params.skip ? params.skip[head] : 0.0;
     float* out = params.out + token * params.out_token_stride + head * head_dim;
     for (int64_t i = 0; i < head_dim; ++i) {
-      float* h = state + i * state_dim;
       double y = skip * x[i];
       for (int64_t j = 0; j < state_dim; ++j) {
-        h[j] = static_cast<float>(decay * h[j] + dt * x[i] * b[j]);
-        y += h[j] * c[j];
+        const int64_t at = i * state_dim + j;
+        const auto h = static_cast<float>(decay * state.get(at) + dt * x[i] * b[j]);
+        state.set(at, h);
+        y += h * c[j];
       }
       out[i] = static_cast<float>(y);
     }
-    take_snapshot(params.batch, request, token, params.state_slot_stride, head_dim * state_dim,
-                  state);
+    take_snapshot(params.batch, request, token, state);
   }
 }
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The recurrences, token by token. The rows of a state do not depend on each other, so a few of
 // them stay in the first-level cache for all tokens of a block. Nothing is reordered across tokens,
-// so a prompt gives the same bits in one piece, in chunks and token by token.
+// so a prompt gives the same bits in one piece, in chunks and token by token. States of 16 bits are
+// rounded after every token.
 #include "kernels/cpu/simd/linear_attention.h"
 
 #include <math.h>
@@ -24,13 +25,13 @@ template <typename Body>
 HWY_INLINE void for_vectors(int32_t dim, const Body& body) {
   int32_t i = 0;
   for (; i + kLanes <= dim; i += kLanes) {
-    body([](const float* from) HWY_ATTR { return load(from); },
-         [](F32 value, float* to) HWY_ATTR { store(value, to); }, i);
+    body([](const auto* from) HWY_ATTR { return load(from); },
+         [](F32 value, auto* to) HWY_ATTR { store(value, to); }, i);
   }
   if (i < dim) {
     const int32_t count = dim - i;
-    body([count](const float* from) HWY_ATTR { return load_first(from, count); },
-         [count](F32 value, float* to) HWY_ATTR { store_first(value, to, count); }, i);
+    body([count](const auto* from) HWY_ATTR { return load_first(from, count); },
+         [count](F32 value, auto* to) HWY_ATTR { store_first(value, to, count); }, i);
   }
 }
 
@@ -50,8 +51,8 @@ HWY_INLINE void store_sums(const Sums& sums, float* to) {
 }
 
 // Sets to[r] to the dot product of state[r] and x.
-template <int32_t rows>
-HWY_INLINE void dot_rows(const float* state, int32_t dim, const float* x, float* to) {
+template <int32_t rows, typename T>
+HWY_INLINE void dot_rows(const T* state, int32_t dim, const float* x, float* to) {
   Sums sums;
   clear(sums);
   for_vectors(dim, [&](auto load_part, auto, int32_t i) HWY_ATTR {
@@ -73,8 +74,8 @@ struct Step {
 
 // Sets state[r] = decay * state[r] + delta[r] * in, then delta[r] to the dot product of state[r]
 // and out.
-template <int32_t rows>
-HWY_INLINE void step_rows(const Step& step, float* state, int32_t dim, float* delta) {
+template <int32_t rows, typename T>
+HWY_INLINE void step_rows(const Step& step, T* state, int32_t dim, float* delta) {
   Sums sums;
   clear(sums);
   const F32 decay = hn::Set(kF32, step.decay);
@@ -83,7 +84,7 @@ HWY_INLINE void step_rows(const Step& step, float* state, int32_t dim, float* de
     const F32 out = load_part(step.out + i);
 #pragma GCC unroll 8
     for (int32_t r = 0; r < rows; ++r) {
-      float* at = state + r * dim + i;
+      T* at = state + r * dim + i;
       const F32 kept = hn::Mul(decay, load_part(at));
       const F32 value = hn::MulAdd(hn::Set(kF32, delta[r]), in, kept);
       store_part(value, at);
@@ -147,8 +148,8 @@ DeltaToken delta_token(const GatedDeltaNetParams& params, int32_t head, int64_t 
   return result;
 }
 
-template <int32_t rows>
-void delta_step(const DeltaToken& token, float* state, int32_t key_dim, int32_t row) {
+template <int32_t rows, typename T>
+void delta_step(const DeltaToken& token, T* state, int32_t key_dim, int32_t row) {
   alignas(64) float delta[kGroup] = {};
   dot_rows<rows>(state, key_dim, token.k, delta);
   for (int32_t r = 0; r < rows; ++r) {
@@ -184,8 +185,8 @@ MambaToken mamba_token(const Mamba2Params& params, int32_t head, int64_t token) 
   return result;
 }
 
-template <int32_t rows>
-void mamba_step(const MambaToken& token, float skip, float* state, int32_t state_dim, int32_t row) {
+template <int32_t rows, typename T>
+void mamba_step(const MambaToken& token, float skip, T* state, int32_t state_dim, int32_t row) {
   alignas(64) float delta[kGroup] = {};
   for (int32_t r = 0; r < rows; ++r) delta[r] = token.dt * token.x[row + r];
   step_rows<rows>({token.decay, token.b, token.c}, state, state_dim, delta);
@@ -196,28 +197,29 @@ void mamba_step(const MambaToken& token, float skip, float* state, int32_t state
 
 // The rows of one head's state in the request's slot. The slot of a snapshot is slot_stride times
 // the difference of slot numbers away.
+template <typename T>
 struct HeadState {
-  float* rows;
+  T* rows;
   int32_t dim;
   int64_t slot_stride;
 };
 
 // Takes every group of rows through all tokens, block by block. make(token) describes a token;
 // step<rows>(description, state, row) is one step of `rows` rows from `row` on.
-template <typename Token, typename Make, typename StepOf>
+template <typename Token, typename T, typename Make, typename StepOf>
 HWY_INLINE void run(const StateBatch& batch, const StateSpan& span, const HeadRange& range,
-                    const HeadState& state, const Make& make, const StepOf& step) {
+                    const HeadState<T>& state, const Make& make, const StepOf& step) {
   const int64_t dim = state.dim;
   if (span.from_zero) {
     memset(state.rows + range.row_begin * dim, 0,
-           static_cast<size_t>((range.row_end - range.row_begin) * dim) * sizeof(float));
+           static_cast<size_t>((range.row_end - range.row_begin) * dim) * sizeof(T));
   }
   for (int64_t begin = span.begin; begin < span.end; begin += kBlock) {
     const auto count = static_cast<int32_t>(least(kBlock, span.end - begin));
     Token tokens[kBlock];
     for (int32_t t = 0; t < count; ++t) tokens[t] = make(begin + t);
     for (int32_t row = range.row_begin; row < range.row_end; row += kGroup) {
-      float* rows_state = state.rows + row * dim;
+      T* rows_state = state.rows + row * dim;
       with_rows<kGroup>(
           static_cast<int32_t>(least(kGroup, range.row_end - row)), [&]<int32_t rows>() HWY_ATTR {
             for (int32_t t = 0; t < count; ++t) {
@@ -225,10 +227,23 @@ HWY_INLINE void run(const StateBatch& batch, const StateSpan& span, const HeadRa
               const int64_t slot = batch.snapshot_slots ? batch.snapshot_slots[begin + t] : -1;
               if (slot < 0) continue;
               memcpy(rows_state + (slot - span.slot) * state.slot_stride, rows_state,
-                     static_cast<size_t>(rows * dim) * sizeof(float));
+                     static_cast<size_t>(rows * dim) * sizeof(T));
             }
           });
     }
+  }
+}
+
+// Calls body(first element of the pool) with the type of the states.
+template <typename Body>
+void with_states(void* pool, DType dtype, const Body& body) {
+  switch (dtype) {
+    case DType::bf16:
+      return body(static_cast<Bf16*>(pool));
+    case DType::f16:
+      return body(static_cast<F16*>(pool));
+    default:
+      return body(static_cast<float*>(pool));
   }
 }
 
@@ -236,27 +251,30 @@ HWY_INLINE void run(const StateBatch& batch, const StateSpan& span, const HeadRa
 
 void gated_delta_net_rows(const GatedDeltaNetParams& params, const StateSpan& span,
                           const HeadRange& range) {
-  const HeadState state = {params.state + span.slot * params.state_slot_stride +
-                               static_cast<int64_t>(range.head) * params.value_dim * params.key_dim,
-                           params.key_dim, params.state_slot_stride};
-  run<DeltaToken>(
-      params.batch, span, range, state,
-      [&](int64_t token) HWY_ATTR { return delta_token(params, range.head, token); },
-      [&]<int32_t rows>(const DeltaToken& token, float* rows_state, int32_t row)
-          HWY_ATTR { delta_step<rows>(token, rows_state, params.key_dim, row); });
+  const int64_t size = static_cast<int64_t>(params.value_dim) * params.key_dim;
+  const int64_t first = span.slot * params.state_slot_stride + range.head * size;
+  with_states(params.state, params.state_dtype, [&]<typename T>(T* pool) HWY_ATTR {
+    const HeadState<T> state = {pool + first, params.key_dim, params.state_slot_stride};
+    run<DeltaToken>(
+        params.batch, span, range, state,
+        [&](int64_t token) HWY_ATTR { return delta_token(params, range.head, token); },
+        [&]<int32_t rows>(const DeltaToken& token, T* rows_state, int32_t row)
+            HWY_ATTR { delta_step<rows>(token, rows_state, params.key_dim, row); });
+  });
 }
 
 void mamba2_rows(const Mamba2Params& params, const StateSpan& span, const HeadRange& range) {
-  const HeadState state = {
-      params.state + span.slot * params.state_slot_stride +
-          static_cast<int64_t>(range.head) * params.head_dim * params.state_dim,
-      params.state_dim, params.state_slot_stride};
+  const int64_t size = static_cast<int64_t>(params.head_dim) * params.state_dim;
+  const int64_t first = span.slot * params.state_slot_stride + range.head * size;
   const float skip = params.skip ? params.skip[range.head] : 0.0f;
-  run<MambaToken>(
-      params.batch, span, range, state,
-      [&](int64_t token) HWY_ATTR { return mamba_token(params, range.head, token); },
-      [&]<int32_t rows>(const MambaToken& token, float* rows_state, int32_t row)
-          HWY_ATTR { mamba_step<rows>(token, skip, rows_state, params.state_dim, row); });
+  with_states(params.state, params.state_dtype, [&]<typename T>(T* pool) HWY_ATTR {
+    const HeadState<T> state = {pool + first, params.state_dim, params.state_slot_stride};
+    run<MambaToken>(
+        params.batch, span, range, state,
+        [&](int64_t token) HWY_ATTR { return mamba_token(params, range.head, token); },
+        [&]<int32_t rows>(const MambaToken& token, T* rows_state, int32_t row)
+            HWY_ATTR { mamba_step<rows>(token, skip, rows_state, params.state_dim, row); });
+  });
 }
 
 }  // namespace fovea::kernels::cpu::FOVEA_ISA
