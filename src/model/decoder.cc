@@ -213,11 +213,12 @@ void DecoderModel::step(const Pass& pass, const Norm* branch_norm, const Norm* n
 }
 
 // Returns true if the block `from` can add its result to x and begin the norm of the block `to`.
+// Among ranks it cannot, because its result is only a part of the sum.
 bool DecoderModel::joins(const Block& from, const Norm& out_norm, const Block& to, const Norm& norm,
                          int64_t rows) const {
   const ModelDevice& device = *parts_.device;
-  return rows <= kMaxJoinedRows && !out_norm && norm && from.joins_norms(device, rows) &&
-         to.joins_norms(device, rows);
+  return device.ranks() == nullptr && rows <= kMaxJoinedRows && !out_norm && norm &&
+         from.joins_norms(device, rows) && to.joins_norms(device, rows);
 }
 
 // Returns the steps of a block whose input lacks the factors of the norm `before`, and which begins
