@@ -62,6 +62,15 @@ struct EngineOptions {
   // recurrent states. On the CPU it saves no time, because a pass has run when it is enqueued.
   // Unset: off.
   std::optional<bool> overlap = {};
+  // Guesses tokens of each request and verifies them in one pass, so that a step can yield several
+  // tokens. "ngram": tokens that followed an earlier occurrence of the text's last ones; empty:
+  // off. Text is that without speculation, sampled text too, because a guess counts only if it is
+  // the token that the request draws. Refused for models with recurrent states and with overlap.
+  std::string speculate = {};
+  int32_t max_drafts = 4;  // guesses per request and step, in [1, 63]
+  // Verifies max_drafts guesses in every step. By default steps without guesses, and with fewer,
+  // are tried now and then, and those that were measured to be the fastest are used.
+  bool always_speculate = false;
   bool record_steps = false;  // for Engine::take_step_records()
   // Attention reads a cached prefix once for all requests that share it, in up to prefix_levels
   // levels (a system prompt, then a document; at most 4, 0: never). A level must save
@@ -217,6 +226,13 @@ struct EngineStats {
   int64_t overlapped_steps = 0;                 // steps enqueued while another one ran
   int64_t prefix_queries = 0, prefix_hits = 0;  // tokens
   int64_t preemptions = 0;
+  int64_t draft_steps = 0;      // steps that verified drafts
+  int64_t draft_requests = 0;   // requests with drafts, summed over these steps
+  int64_t drafts = 0;           // tokens guessed and verified
+  int64_t accepted_drafts = 0;  // drafts that became text
+  // Tokens per second of steps with drafts, divided by those of steps without for as many requests.
+  // 0: not measured.
+  double speculation_gain = 0;
   int64_t kv_pages = 0, kv_pages_free = 0;  // pages of the full pools without the reserved page
 };
 
@@ -225,7 +241,9 @@ struct EngineStats {
 struct StepRecord {
   int64_t step = 0;
   int32_t requests = 0, tokens = 0;
-  int32_t decodes = 0;      // requests with one new token after their prompt
+  int32_t decodes = 0;  // requests with one new token after their prompt
+  int32_t drafts = 0;   // tokens that were guessed, a part of `tokens`
+  int32_t draft_requests = 0, accepted_drafts = 0;
   bool overlapped = false;  // enqueued while another pass ran
   double schedule_begin = 0, enqueue_begin = 0, enqueue_end = 0;
   double wait_begin = 0, wait_end = 0;  // the host waits for the drawn tokens
@@ -286,10 +304,11 @@ class Engine {
   virtual bool idle() const = 0;
 
   // Waits for one forward pass over the requests that fit and returns an event for every token that
-  // it produced; with EngineOptions::overlap the next pass is enqueued before. A single request
-  // fails, with an event of FinishReason::failed, if its logits are not numbers, if memory runs out
-  // at its token or if the pools cannot hold it; other requests are not affected. Throws if the
-  // whole pass fails. Every running request is then preempted, and the next call recomputes it.
+  // it produced, in order, several for a request with accepted drafts; with EngineOptions::overlap
+  // the next pass is enqueued before. A single request fails, with an event of
+  // FinishReason::failed, if its logits are not numbers, if memory runs out at its token or if the
+  // pools cannot hold it; other requests are not affected. Throws if the whole pass fails. Every
+  // running request is then preempted, and the next call recomputes it.
   virtual std::vector<TokenEvent> step() = 0;
 
   // Drops every cached prefix that no running request uses.

@@ -163,6 +163,9 @@ void run(const EngineBenchFlags& flags) {
                                     {"load_ms", 1e3 * load_seconds}};
   figures.update(request_figures(measured.requests));
   figures.update(step_figures(measured.stretches, options.device == "cpu"));
+  const double gain = engine->stats().speculation_gain;
+  figures["speculation_gain"] =
+      gain > 0 ? nlohmann::ordered_json(gain) : nlohmann::ordered_json(nullptr);
   if (!flags.trace.empty()) write_trace(flags.trace, measured.stretches);
   print_figures(figures, flags.output);
   print_note(engine->stats().memory.explain());

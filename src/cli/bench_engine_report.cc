@@ -25,6 +25,12 @@ ordered_json percentile(std::vector<double> values, double share, double factor)
   return values[at] * factor;
 }
 
+// Returns null if there is nothing to divide by.
+ordered_json ratio(int64_t part, int64_t whole) {
+  if (whole == 0) return nullptr;
+  return static_cast<double>(part) / static_cast<double>(whole);
+}
+
 constexpr int kHostTrack = 1, kDeviceTrack = 2;
 
 ordered_json track_name(int track, const char* name) {
@@ -46,6 +52,8 @@ ordered_json span_event(int track, const std::string& name, double begin, double
             {"requests", step.requests},
             {"tokens", step.tokens},
             {"decodes", step.decodes},
+            {"drafts", step.drafts},
+            {"accepted_drafts", step.accepted_drafts},
             {"overlapped", step.overlapped}}}};
 }
 
@@ -74,12 +82,16 @@ ordered_json request_figures(std::span<const RequestTimes> requests) {
 ordered_json step_figures(std::span<const StepStretch> stretches, bool on_cpu) {
   std::vector<double> host, decode;
   double busy = 0, total = 0;
-  int64_t steps = 0, overlapped = 0;
+  int64_t steps = 0, overlapped = 0, draft_steps = 0, draft_requests = 0, drafts = 0, accepted = 0;
   for (const StepStretch& stretch : stretches) {
     const StepRecord* before = nullptr;
     for (const StepRecord& step : stretch) {
       ++steps;
       overlapped += step.overlapped;
+      draft_steps += step.drafts > 0;
+      draft_requests += step.draft_requests;
+      drafts += step.drafts;
+      accepted += step.accepted_drafts;
       const double device = step.device_end - step.device_begin;
       busy += device;
       const double run = on_cpu ? std::min(device, step.enqueue_end - step.enqueue_begin) : 0;
@@ -94,6 +106,9 @@ ordered_json step_figures(std::span<const StepStretch> stretches, bool on_cpu) {
   }
   return {{"steps", steps},
           {"overlapped_steps", overlapped},
+          {"draft_steps", draft_steps},
+          {"drafts_per_request", ratio(drafts, draft_requests)},
+          {"accepted_share", ratio(accepted, drafts)},
           {"decode_step_p50_ms", percentile(decode, 0.5, 1e3)},
           {"decode_step_p99_ms", percentile(decode, 0.99, 1e3)},
           {"host_step_p50_us", percentile(host, 0.5, 1e6)},

@@ -132,6 +132,13 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags) {
                                  options.max_graph_requests));
   command.add_flag_callback(
       "--overlap", [&options] { options.overlap = true; }, "enqueue the next step while one runs");
+  command.add_option("--speculate", options.speculate,
+                     "verify guessed tokens, several in a step: ngram guesses what followed the "
+                     "text's last tokens earlier; the text is the same");
+  command.add_option("--max-drafts", options.max_drafts, "guessed tokens per request and step")
+      ->capture_default_str();
+  command.add_flag("--always-speculate", options.always_speculate,
+                   "guess even where steps without guesses are faster");
   command.add_flag("--batch-invariant", options.batch_invariant,
                    "make a request's bits independent of the rest of the batch");
 }

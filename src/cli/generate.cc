@@ -27,6 +27,23 @@ struct GenerateFlags {
   bool stats = false;
 };
 
+// Prints nothing without drafts.
+void print_speculation(const EngineStats& stats) {
+  if (stats.drafts == 0) return;
+  const auto ratio = [](int64_t a, int64_t b) {
+    return static_cast<double>(a) / static_cast<double>(b);
+  };
+  print_note(
+      fmt::format("speculation: {} of {} steps with drafts, {:.1f} per request, {:.0f} % "
+                  "accepted; ",
+                  stats.draft_steps, stats.steps, ratio(stats.drafts, stats.draft_requests),
+                  100 * ratio(stats.accepted_drafts, stats.drafts)));
+  print_note(
+      stats.speculation_gain > 0
+          ? fmt::format("{:.2f} times the tokens/s of steps without\n", stats.speculation_gain)
+          : std::string("gain not measured\n"));
+}
+
 void print_stats(const EngineStats& stats) {
   const auto rate = [](int64_t tokens, double seconds) {
     return seconds > 0 ? static_cast<double>(tokens) / seconds : 0.0;
@@ -38,6 +55,7 @@ void print_stats(const EngineStats& stats) {
       stats.prefill_tokens, rate(stats.prefill_tokens, stats.prefill_seconds), stats.decode_tokens,
       rate(stats.decode_tokens, stats.decode_seconds), stats.prefix_hits, stats.prefix_queries,
       stats.steps, stats.shared_steps, stats.preemptions, stats.graphs));
+  print_speculation(stats);
   print_note(stats.memory.explain());
 }
 

@@ -143,6 +143,19 @@ bool CacheSet::hold_windows(CacheLease& lease, int32_t begin, int32_t end) {
   return true;
 }
 
+void CacheSet::truncate(CacheLease& lease, int32_t tokens) {
+  if (tokens >= lease.tokens) return;
+  const int32_t kept = ceil_div(tokens, options_.page_size);
+  const int32_t held = ceil_div(lease.tokens, options_.page_size);
+  for (size_t w = 0; w < windows_.size(); ++w) {
+    CacheLease::Pages& pages = lease.windows[w];
+    for (; pages.end > std::max(kept, pages.begin); --pages.end)
+      windows_[w].drop(page_of(lease, pages.end - 1));
+  }
+  for (int32_t i = kept; i < held; ++i) release_page(page_of(lease, i));
+  lease.tokens = tokens;
+}
+
 void CacheSet::publish(CacheLease& lease, const CachedText& text) {
   if (!prefix_) return;
   const auto page_size = static_cast<size_t>(options_.page_size);

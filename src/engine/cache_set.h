@@ -64,6 +64,11 @@ class CacheSet {
   // if a pool is full; the lease then stays valid.
   bool extend(CacheLease& lease, int32_t begin, int32_t end);
 
+  // Gives back the memory of all tokens but the first `tokens`, which must include all that
+  // publish() and admit() named. Rolls back an extend() for drafts. Not for models with recurrent
+  // states.
+  void truncate(CacheLease& lease, int32_t tokens);
+
   // Offers the full pages of `text`, which must be computed, to later requests. With linear layers
   // this takes a snapshot and works only at a page boundary; other lengths are ignored. If another
   // request has offered the same text, the lease gives up its copy.

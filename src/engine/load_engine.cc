@@ -79,6 +79,8 @@ std::unique_ptr<Engine> load_checked(const EngineOptions& given, Communicator* r
   parts.limits = sized.scheduling;
   parts.overlap = options.overlap.value_or(false);
   parts.record_steps = options.record_steps;
+  if (!options.speculate.empty()) parts.drafter = make_ngram_drafter();
+  parts.always_speculate = options.always_speculate;
   parts.notes = load_notes(given, info);
   load_tokenizer(options.model_path, parts);
   // Excludes the tables of positions, which are added later.

@@ -68,8 +68,8 @@ struct ModelRunnerOptions {
   // On a GPU, decode steps of up to this many requests are padded to the sizes of graph_sizes.h.
   int32_t max_graph_requests = 0;
   bool cuda_graphs = true;  // replays captured steps; if false, enqueues them
-  // Rows of logits computed at once, at least those of a decode step. On a GPU, a pass with more
-  // computes its logits in several steps.
+  // Rows of logits computed at once, at least those of a decode step without drafts. On a GPU, a
+  // pass with more computes its logits in several steps.
   int32_t logit_rows = 1;
   bool host_draws = false;  // on the CPU: the runner draws tokens, for passes enqueued ahead
 };

@@ -10,12 +10,14 @@
 
 #include "attention/prefix_levels.h"
 #include "core/check.h"
+#include "core/quote.h"
 #include "engine/available_memory.h"
 #include "engine/cuda_batch.h"
 #include "engine/model_runner.h"
 #include "engine/sampler.h"
 #include "engine/shared_prefixes.h"
 #include "fovea/gpu.h"
+#include "fovea/speculation.h"
 #include "gpu/gpu.h"
 #include "model/counting_device.h"
 
@@ -25,6 +27,7 @@ namespace {
 constexpr int32_t kMaxPageSize = 65536;
 constexpr int32_t kMaxRequests = 65535;
 constexpr int32_t kMaxBatchTokens = 1 << 20;
+constexpr int32_t kMaxDrafts = kMaxDraftNodes - 1;
 // Size of the buffer for logits of scored prompts. A buffer for max_batch_tokens rows would be far
 // larger than this: hundreds of MB for a vocabulary of 150,000.
 constexpr size_t kPromptLogitBytes = size_t{16} << 20;
@@ -81,6 +84,32 @@ BatchLimits batch_limits(const EngineOptions& options, const CacheSetOptions& ca
   return limits;
 }
 
+void check_speculation(const EngineOptions& options) {
+  check_argument(options.speculate.empty() || options.speculate == "ngram",
+                 "speculate is '{}', must be ngram, or empty", printable(options.speculate));
+  check_argument(options.max_drafts >= 1 && options.max_drafts <= kMaxDrafts,
+                 "max_drafts is {}, must be in [1, {}]", options.max_drafts, kMaxDrafts);
+  if (options.speculate.empty()) {
+    check_argument(!options.always_speculate, "always_speculate is true, but speculate is empty");
+    return;
+  }
+  check_argument(!options.overlap.value_or(false),
+                 "speculate is {}, which does not work with overlap: drafts follow the tokens that "
+                 "the pass before them draws",
+                 options.speculate);
+}
+
+// States contain every token that was computed, drafts that are rejected, too.
+void check_states(const EngineOptions& options, const ModelInfo& model,
+                  const CacheSetOptions& caches) {
+  const bool has_states = std::ranges::any_of(
+      caches.groups, [](const CacheGroup& group) { return group.state.has_value(); });
+  if (options.speculate.empty() || !has_states) return;
+  fail(ErrorCode::unsupported,
+       "speculate is {}, but {} has recurrent states, which cannot forget rejected drafts",
+       options.speculate, model.architecture);
+}
+
 int32_t prompt_rows(const EngineOptions& options, const ModelInfo& model) {
   const size_t row_bytes = static_cast<size_t>(model.vocabulary) * sizeof(float);
   const auto rows = static_cast<int64_t>(kPromptLogitBytes / row_bytes);
@@ -100,6 +129,7 @@ void check_engine_options(const EngineOptions& options) {
   check("max_batch_tokens", options.max_batch_tokens, 1, kMaxBatchTokens);
   check("max_context", options.max_context, 0, std::numeric_limits<int32_t>::max() - 1);
   check("max_graph_requests", options.max_graph_requests, 1, kMaxRequests);
+  check_speculation(options);
   check("prefix_levels", options.prefix_levels, 0, kMaxPrefixLevels);
   check("min_prefix_savings", options.min_prefix_savings.value_or(0), 0,
         std::numeric_limits<int64_t>::max());
@@ -112,10 +142,8 @@ size_t free_memory(Device device) {
 }
 
 size_t host_logit_bytes(const SchedulerLimits& limits, int32_t vocabulary, int threads) {
-  const size_t rows =
-      static_cast<size_t>(limits.max_running) + static_cast<size_t>(limits.max_prompt_rows);
-  return static_cast<size_t>(vocabulary) *
-         (rows * sizeof(float) + static_cast<size_t>(threads) * Sampler::kBytesPerToken);
+  return static_cast<size_t>(vocabulary) * (limits.logit_rows() * sizeof(float) +
+                                            static_cast<size_t>(threads) * Sampler::kBytesPerToken);
 }
 
 std::unique_ptr<Model> load_model_of(const EngineOptions& options,
@@ -129,6 +157,7 @@ SizedEngine size_engine(const EngineOptions& options, const ModelInfo& model,
                         const DeviceInfo& device, size_t free_bytes) {
   SizedEngine sized;
   sized.caches = cache_options(options, model, device.device(), free_bytes);
+  check_states(options, model, sized.caches);
   sized.limits = batch_limits(options, sized.caches, device);
   sized.selections =
       select_group_backends(model, sized.caches.groups, options, sized.limits, device);
@@ -142,7 +171,8 @@ SizedEngine size_engine(const EngineOptions& options, const ModelInfo& model,
       .max_batch_tokens = options.max_batch_tokens,
       .max_prompt_rows = prompt_rows(options, model),
       .group_prefixes = SharedPrefixes(sized.selections, sized.limits)
-                            .possible(sized.caches.max_requests, sized.limits.max_kv_len)};
+                            .possible(sized.caches.max_requests, sized.limits.max_kv_len),
+      .max_drafts = options.speculate.empty() ? 0 : options.max_drafts};
   sized.wanted_context = context_of(options, model);
   return sized;
 }

@@ -28,7 +28,8 @@ struct SizedEngine {
   SchedulerLimits scheduling;
   int32_t wanted_context = 0;
   bool cuda_graphs = false;
-  // Returns the max number of rows of a pass whose logits are needed.
+  // Returns the rows of logits that a GPU has room for. A pass with drafts can need more and
+  // computes them in several steps.
   int32_t logit_rows() const { return scheduling.max_running + scheduling.max_prompt_rows; }
 };
 // Requires options.registry. If options.kv_memory_bytes is 0, caches get half of free_bytes, the

@@ -29,9 +29,11 @@ struct Request {
   // Tokens in the caches once all enqueued passes have run.
   int32_t computed = 0;
   CacheLease lease;
-  int32_t passes = 0;       // passes in flight that compute its tokens
-  int32_t pending = 0;      // tokens that passes in flight draw
-  int32_t drawn_by = -1;    // with `pending`: its part in the pass enqueued last
+  int32_t passes = 0;     // passes in flight that compute its tokens
+  int32_t pending = 0;    // tokens that passes in flight draw
+  int32_t drawn_by = -1;  // with `pending`: its part in the pass enqueued last
+  // While a pass verifies drafts: the last token, then the drafts.
+  std::vector<int32_t> chain;
   int32_t preemptions = 0;  // tells passes over an earlier lease from those over this one
   bool ended = false;       // its last event is queued; passes in flight still refer to it
   int32_t retried_at = -1;  // value of `computed` when the request last ran out of memory alone
@@ -54,6 +56,8 @@ struct Request {
   int32_t remaining() const { return scheduled() - computed; }
   // Returns true if the tokens that passes in flight draw are its last.
   bool draws_last() const { return scheduled() >= max_length; }
+  // Returns how many drafts can become text: the token after them is the last one at the latest.
+  int32_t max_drafts() const { return max_length - length() - 1; }
   // Returns true if the first pass over the prompt also scores its tokens.
   bool scores_prompt() const { return sampling.prompt_logprobs && generated() == 0; }
   // Returns true if the next token must be drawn on the host.

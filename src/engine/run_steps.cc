@@ -71,10 +71,12 @@ bool TextEngine::start_pass(bool ahead) {
   pass.outcomes.clear();
   pass.logit_rows = 0;
   pass.needs_logits = pass.offers_prefix = false;
+  pass.draft_width = 0;
   pass.record = {.step = started_passes_, .overlapped = ahead, .schedule_begin = now()};
   try {
     const std::span<const Chunk> chunks = schedule(ahead);
     if (chunks.empty()) return false;
+    if (parts_.drafter) add_drafts(pass, chunks);
     parts_of_pass_.clear();
     for (const Chunk& chunk : chunks) parts_of_pass_.push_back(add_chunk(pass, chunk));
     pass.record.enqueue_begin = now();
@@ -118,16 +120,18 @@ PassPart TextEngine::add_chunk(EnginePass& pass, const Chunk& chunk) const {
   if (request.scores_prompt()) {
     outcome.logit_rows = chunk.end - chunk.begin;
   } else if (outcome.gives_token) {
-    outcome.logit_rows = 1;
+    outcome.logit_rows = 1 + chunk.drafts;
   }
   pass.logit_rows += static_cast<size_t>(outcome.logit_rows);
-  const bool only_token = outcome.gives_token && !request.draws_on_host();
+  const bool only_token = outcome.gives_token && !request.draws_on_host() && chunk.drafts == 0;
   pass.needs_logits |= outcome.logit_rows > 0 && !only_token;
   const bool decodes = is_decode(chunk);
   pass.offers_prefix |= !decodes;
   ++pass.record.requests;
   pass.record.decodes += decodes;
-  pass.record.tokens += chunk.end - chunk.begin;
+  pass.record.tokens += chunk.end - chunk.begin + chunk.drafts;
+  pass.record.drafts += chunk.drafts;
+  pass.record.draft_requests += chunk.drafts > 0;
   PassPart part{.begin = chunk.begin,
                 .lease = &request.lease,
                 .logit_rows = outcome.logit_rows,
@@ -135,6 +139,8 @@ PassPart TextEngine::add_chunk(EnginePass& pass, const Chunk& chunk) const {
   if (request.pending > 0) {
     part.tokens = {&kUnknownToken, 1};
     part.drawn_by = request.drawn_by;
+  } else if (chunk.drafts > 0) {
+    part.tokens = request.chain;
   } else {
     part.tokens = std::span<const int32_t>(request.tokens)
                       .subspan(static_cast<size_t>(chunk.begin),
@@ -148,7 +154,9 @@ PassPart TextEngine::add_chunk(EnginePass& pass, const Chunk& chunk) const {
 void TextEngine::finish_pass(EnginePass& pass) {
   PassTimes times;
   try {
-    events_.reserve(events_.size() + pass.outcomes.size());  // ensures that no event is lost
+    // Ensures that no event is lost.
+    events_.reserve(events_.size() + pass.outcomes.size() +
+                    static_cast<size_t>(pass.record.drafts));
     drawn_.resize(pass.outcomes.size());
     pass.record.wait_begin = now();
     times = parts_.runner->collect(
@@ -216,7 +224,7 @@ void TextEngine::sample_pass(EnginePass& pass) {
 
 void TextEngine::sample(Outcome& outcome, bool has_logits, Sampler& sampler) {
   if (outcome.drawn >= 0) {
-    outcome.sampled.token = outcome.drawn;
+    outcome.sampled.push_back({outcome.drawn});
     return;
   }
   Request& request = *outcome.chunk.request;
@@ -224,23 +232,21 @@ void TextEngine::sample(Outcome& outcome, bool has_logits, Sampler& sampler) {
   if (!has_logits) {
     fail(ErrorCode::device_failure, "the logits of the next token are NaN, +inf or all -inf");
   }
-  if (request.scores_prompt()) {
-    for (int32_t row = 0; row < outcome.logit_rows; ++row) {
-      const auto scored = static_cast<size_t>(outcome.chunk.begin + row + 1);
-      if (scored >= request.tokens.size()) break;
-      SampledToken score =
-          sampler.score(logit_rows(outcome.first_row + static_cast<size_t>(row), 1),
-                        request.tokens[scored], std::max(request.sampling.logprobs, 0));
-      request.prompt_logprobs[scored] = score.logprob;
-      if (!score.top.empty()) request.prompt_top[scored] = std::move(score.top);
-    }
+  if (request.scores_prompt()) score_prompt(outcome, sampler);
+  if (outcome.gives_token) draw_tokens(outcome, sampler);
+}
+
+void TextEngine::score_prompt(const Outcome& outcome, Sampler& sampler) const {
+  Request& request = *outcome.chunk.request;
+  for (int32_t row = 0; row < outcome.logit_rows; ++row) {
+    const auto scored = static_cast<size_t>(outcome.chunk.begin + row + 1);
+    if (scored >= request.tokens.size()) break;
+    SampledToken score =
+        sampler.score(logit_rows(outcome.first_row + static_cast<size_t>(row), 1),
+                      request.tokens[scored], std::max(request.sampling.logprobs, 0));
+    request.prompt_logprobs[scored] = score.logprob;
+    if (!score.top.empty()) request.prompt_top[scored] = std::move(score.top);
   }
-  if (!outcome.gives_token) return;
-  const size_t last = outcome.first_row + static_cast<size_t>(outcome.logit_rows) - 1;
-  const auto [prompt, output] = request.parts();
-  const grammar::TokenMask allowed = allowed_tokens(request);
-  outcome.sampled = sampler.sample(logit_rows(last, 1), request.sampling,
-                                   TokenHistory{prompt, output, end_tokens(), allowed});
 }
 
 void TextEngine::count_pass(EnginePass& pass, const PassTimes& times) {
@@ -253,45 +259,55 @@ void TextEngine::count_pass(EnginePass& pass, const PassTimes& times) {
   const double end = now();
   const double seconds = end - std::max(counted_until_, record.schedule_begin);
   counted_until_ = end;
-  const double share = static_cast<double>(record.decodes) / static_cast<double>(record.tokens);
+  const double share =
+      static_cast<double>(record.decodes + record.drafts) / static_cast<double>(record.tokens);
+  if (parts_.drafter) count_drafts(pass, seconds);
   ++stats_.steps;
   stats_.overlapped_steps += record.overlapped;
-  stats_.decode_tokens += record.decodes;
-  stats_.prefill_tokens += record.tokens - record.decodes;
+  stats_.decode_tokens += record.decodes + record.accepted_drafts;
+  stats_.prefill_tokens += record.tokens - record.decodes - record.drafts;
   stats_.decode_seconds += seconds * share;
   stats_.prefill_seconds += seconds * (1 - share);
 }
 
 void TextEngine::deliver(Outcome& outcome) {
   if (outcome.chunk.request->ended) return;
+  const int64_t id = outcome.chunk.request->id;
+  bool continues = true;
   try {
-    if (outcome.failure.empty()) accept(outcome);
+    if (outcome.failure.empty() || !outcome.sampled.empty()) continues = accept(outcome);
   } catch (...) {
     outcome.failure = describe_failure();
   }
-  if (!outcome.failure.empty()) {
-    fail_request(outcome.chunk.request->id, std::move(outcome.failure));
-  }
+  if (continues && !outcome.failure.empty()) fail_request(id, std::move(outcome.failure));
 }
 
-// If it throws, the request is unchanged.
-void TextEngine::accept(Outcome& outcome) {
+// Returns false if the request has ended. If it throws, the request has all tokens up to one.
+bool TextEngine::accept(Outcome& outcome) {
   Request& request = *outcome.chunk.request;
   const bool holds_lease = outcome.preemptions == request.preemptions;
   if (holds_lease && !is_decode(outcome.chunk)) {
     parts_.caches->publish(request.lease, first_tokens(request, outcome.chunk.end));
   }
-  if (outcome.gives_token) emit(outcome);
+  for (SampledToken& sampled : outcome.sampled) {
+    if (!emit(outcome, sampled)) return false;
+  }
+  if (holds_lease && outcome.chunk.drafts > 0) {
+    request.computed = request.length() - 1;
+    parts_.caches->truncate(request.lease, request.computed);
+  }
+  return true;
 }
 
-void TextEngine::emit(Outcome& outcome) {
+// Returns false if the token ends the request. If it throws, the request is unchanged.
+bool TextEngine::emit(const Outcome& outcome, SampledToken& sampled) {
   Request& request = *outcome.chunk.request;
   TokenEvent event;
   event.request = request.id;
-  event.token = outcome.sampled.token;
-  event.logprob = outcome.sampled.logprob;
-  event.top = std::move(outcome.sampled.top);
-  const bool ends_value = read_by_grammar(request, event.token);
+  event.token = sampled.token;
+  event.logprob = sampled.logprob;
+  event.top = std::move(sampled.top);
+  const bool ends_value = read_by_grammar(request.grammar, event.token);
   request.tokens.push_back(event.token);
   event.finish = finish_reason(request, event.token);
   if (event.finish != FinishReason::stop) {
@@ -300,13 +316,14 @@ void TextEngine::emit(Outcome& outcome) {
   }
   if (event.finish == FinishReason::none) {
     events_.push_back(std::move(event));
-    return;
+    return true;
   }
   event.text += request.held_text();
   if (outcome.preemptions == request.preemptions) {
-    parts_.caches->publish(request.lease, first_tokens(request, outcome.chunk.end));
+    parts_.caches->publish(request.lease, first_tokens(request, request.length() - 1));
   }
   end_request(request.id, std::move(event));
+  return false;
 }
 
 void TextEngine::fail_request(int64_t id, std::string why) {
@@ -323,6 +340,7 @@ void TextEngine::fail_request(int64_t id, std::string why) {
 void TextEngine::end_request(int64_t id, TokenEvent event) {
   events_.reserve(events_.size() + 1);  // comes first: if it throws, the request is unchanged
   std::unique_ptr<Request> request = scheduler_.remove(id);
+  if (parts_.drafter) parts_.drafter->forget(id);
   event.request = id;
   event.prompt_tokens = request->prompt_tokens;
   event.cached_tokens = request->cached_tokens.value_or(0);

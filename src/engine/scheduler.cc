@@ -144,13 +144,27 @@ Chunk Scheduler::next_chunk(Request& request) const {
     const int32_t aligned = std::min(end, last_boundary) / page_size * page_size;
     if (aligned > begin) end = aligned;
   }
-  return {&request, begin, end};
+  return {.request = &request, .begin = begin, .end = end};
 }
 
 void Scheduler::accept(const Chunk& chunk) {
   chunks_.push_back(chunk);
   tokens_left_ -= chunk.end - chunk.begin;
   if (chunk.request->scores_prompt()) prompt_rows_left_ -= chunk.end - chunk.begin;
+}
+
+int32_t Scheduler::add_drafts(size_t chunk, int32_t wanted) {
+  Chunk& extended = chunks_[chunk];
+  const int32_t count = std::min(wanted, tokens_left_);
+  if (count <= 0) return 0;
+  CacheLease& lease = extended.request->lease;
+  if (!caches_.extend(lease, extended.begin, extended.end + count)) {
+    caches_.truncate(lease, extended.end);
+    return 0;
+  }
+  extended.drafts = count;
+  tokens_left_ -= count;
+  return count;
 }
 
 bool Scheduler::preempt_youngest() {

@@ -21,12 +21,20 @@ struct SchedulerLimits {
   int32_t max_batch_tokens = 1;
   int32_t max_prompt_rows = 1;  // max prompt tokens scored in one pass; each needs a row of logits
   bool group_prefixes = false;  // backends read prefixes shared by neighbouring requests once
+  int32_t max_drafts = 0;       // max drafts of a request in one pass; each needs a row of logits
+
+  // Returns the max number of rows of logits of one pass.
+  size_t logit_rows() const {
+    return static_cast<size_t>(max_running) * (1 + static_cast<size_t>(max_drafts)) +
+           static_cast<size_t>(max_prompt_rows);
+  }
 };
 
-// The tokens [begin, end) of one request.
+// The tokens [begin, end) of one request, and drafts after them.
 struct Chunk {
   Request* request = nullptr;
   int32_t begin = 0, end = 0;
+  int32_t drafts = 0;
 };
 
 // One request can never be computed; other requests are unaffected.
@@ -57,6 +65,10 @@ class Scheduler {
   // until the next call of any member. Throws RequestError{out_of_memory} if a request that runs
   // alone finds no memory; the caller must remove it before the next call.
   std::span<const Chunk> schedule();
+
+  // Gives the chunk with this index up to `wanted` drafts, as far as the limit of tokens and free
+  // memory allow: it preempts no request. Returns their number. Call it after schedule().
+  int32_t add_drafts(size_t chunk, int32_t wanted);
 
   // Removes a request and releases its memory. Returns null for an unknown id.
   std::unique_ptr<Request> remove(int64_t id);

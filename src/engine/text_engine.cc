@@ -26,9 +26,8 @@ TextEngine::TextEngine(EngineParts parts)
       samplers_(static_cast<size_t>(parts_.threads->size()),
                 Sampler(parts_.request_limits.vocabulary)),
       logits_(std::make_unique_for_overwrite<float[]>(
-          (static_cast<size_t>(parts_.limits.max_running) +
-           static_cast<size_t>(parts_.limits.max_prompt_rows)) *
-          static_cast<size_t>(parts_.request_limits.vocabulary))) {
+          parts_.limits.logit_rows() * static_cast<size_t>(parts_.request_limits.vocabulary))),
+      control_(parts_.limits.max_drafts, parts_.always_speculate) {
   if (parts_.tokenizer) grammars_ = std::make_unique<Grammars>(*parts_.tokenizer, vocabulary());
   stats_.memory = parts_.runner->stats().memory;
   stats_.memory.weights = parts_.weight_bytes;
@@ -175,6 +174,7 @@ const EngineStats& TextEngine::stats() const {
   stats_.prefix_queries = scheduler_.prefix_queries();
   stats_.prefix_hits = scheduler_.prefix_hits();
   stats_.preemptions = scheduler_.preemptions();
+  stats_.speculation_gain = control_.gain();
   stats_.kv_pages = parts_.caches->pages().pages() - 1;
   stats_.kv_pages_free = parts_.caches->pages().free_pages();
   return stats_;

@@ -14,11 +14,13 @@
 #include <vector>
 
 #include "engine/cache_set.h"
+#include "engine/drafter.h"
 #include "engine/grammars.h"
 #include "engine/model_runner.h"
 #include "engine/request.h"
 #include "engine/sampler.h"
 #include "engine/scheduler.h"
+#include "engine/speculation_control.h"
 #include "fovea/engine.h"
 #include "fovea/error.h"
 #include "fovea/thread_pool.h"
@@ -42,6 +44,8 @@ struct EngineParts {
   RequestLimits request_limits;
   size_t weight_bytes = 0, cache_bytes = 0;
   bool overlap = false, record_steps = false;
+  std::unique_ptr<Drafter> drafter;  // null: no speculation
+  bool always_speculate = false;
   std::vector<std::string> notes;
 };
 
@@ -88,8 +92,9 @@ class TextEngine final : public Engine {
     int32_t preemptions = 0;  // the request's; unchanged while its lease is that of the pass
     bool gives_token = false;
     int32_t drawn = -1;  // the token, if the runner has drawn it
-    SampledToken sampled;
-    std::string failure;  // reason why the request fails; empty if it continues
+    // The next tokens: accepted drafts, and the token drawn after them.
+    std::vector<SampledToken> sampled;
+    std::string failure;  // reason why the request fails after them; empty if it continues
   };
   // A pass from its enqueueing to its events.
   struct EnginePass {
@@ -97,12 +102,14 @@ class TextEngine final : public Engine {
     size_t logit_rows = 0;
     bool needs_logits = false;   // the host draws or scores tokens
     bool offers_prefix = false;  // its end offers prompt pages to the prefix cache
+    int32_t draft_width = 0;     // max drafts of a request
     StepRecord record;
   };
 
   std::vector<int32_t> checked_tokens(const GenerateRequest& request) const;
   bool start_pass(bool ahead);
   std::span<const Chunk> schedule(bool ahead);
+  void add_drafts(EnginePass& pass, std::span<const Chunk> chunks);
   bool can_run_ahead(const EnginePass& pass) const;
   PassPart add_chunk(EnginePass& pass, const Chunk& chunk) const;
   void finish_pass(EnginePass& pass);
@@ -113,15 +120,19 @@ class TextEngine final : public Engine {
   const Tokenizer& tokenizer() const;  // throws Error with the reason if there is none
   // Returns null if the request has no schema.
   std::shared_ptr<const grammar::Grammar> compile_schema(const SamplingParams& sampling) const;
-  grammar::TokenMask allowed_tokens(const Request& request) const;
-  bool read_by_grammar(Request& request, int32_t token) const;
+  using Grammar = std::optional<grammar::GrammarState>;
+  grammar::TokenMask allowed_tokens(const Grammar& grammar) const;
+  bool read_by_grammar(Grammar& grammar, int32_t token) const;
   std::string text_of(Request& request, int32_t token) const;
   void sample_pass(EnginePass& pass);
   void sample(Outcome& outcome, bool has_logits, Sampler& sampler);
+  void score_prompt(const Outcome& outcome, Sampler& sampler) const;
+  void draw_tokens(Outcome& outcome, Sampler& sampler) const;
   void count_pass(EnginePass& pass, const PassTimes& times);
+  void count_drafts(EnginePass& pass, double seconds);
   void deliver(Outcome& outcome);
-  void accept(Outcome& outcome);
-  void emit(Outcome& outcome);
+  bool accept(Outcome& outcome);
+  bool emit(const Outcome& outcome, SampledToken& sampled);
   FinishReason finish_reason(const Request& request, int32_t token) const;
   void fail_request(int64_t id, std::string why);
   void end_request(int64_t id, TokenEvent event);
@@ -132,7 +143,7 @@ class TextEngine final : public Engine {
   std::unique_ptr<Grammars> grammars_;  // unset if there is no tokenizer
   Scheduler scheduler_;
   std::vector<Sampler> samplers_;  // one per thread
-  // [max_running + max_prompt_rows, vocabulary]; unused rows cost no memory.
+  // [SchedulerLimits::logit_rows(), vocabulary]; unused rows cost no memory.
   std::unique_ptr<float[]> logits_;
   bool overlap_ = false;
   EnginePass passes_[2];
@@ -140,6 +151,9 @@ class TextEngine final : public Engine {
   // Requests that ended while a pass in flight computes a token of theirs.
   std::vector<std::unique_ptr<Request>> ended_;
   std::vector<PassPart> parts_of_pass_;
+  SpeculationControl control_;
+  std::vector<Request*> drafting_;       // requests with drafts in the pass that is scheduled
+  std::vector<size_t> drafting_chunks_;  // their chunks
   std::vector<int32_t> drawn_;
   std::vector<TokenEvent> events_;  // not yet returned to the caller
   int64_t next_id_ = 1;

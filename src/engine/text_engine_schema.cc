@@ -14,25 +14,24 @@ std::shared_ptr<const grammar::Grammar> TextEngine::compile_schema(
   return grammars_->compile(sampling.json_schema);
 }
 
-// Returns no mask if the request has no schema.
-grammar::TokenMask TextEngine::allowed_tokens(const Request& request) const {
+// Returns no mask if there is no schema.
+grammar::TokenMask TextEngine::allowed_tokens(const Grammar& grammar) const {
   grammar::TokenMask allowed;
-  if (!request.grammar) return allowed;
-  request.grammar->mask(static_cast<size_t>(vocabulary()), allowed);
-  if (request.grammar->is_complete()) {
+  if (!grammar) return allowed;
+  grammar->mask(static_cast<size_t>(vocabulary()), allowed);
+  if (grammar->is_complete()) {
     for (const int32_t token : end_tokens()) grammar::allow(token, allowed);
   }
   return allowed;
 }
 
-// Returns true if the token ends the value of the request's schema.
-bool TextEngine::read_by_grammar(Request& request, int32_t token) const {
-  if (!request.grammar || std::ranges::find(end_tokens(), token) != end_tokens().end())
-    return false;
-  if (!request.grammar->accept(parts_.tokenizer->token_bytes(token)))
+// Returns true if the token ends the value of the schema.
+bool TextEngine::read_by_grammar(Grammar& grammar, int32_t token) const {
+  if (!grammar || std::ranges::find(end_tokens(), token) != end_tokens().end()) return false;
+  if (!grammar->accept(parts_.tokenizer->token_bytes(token)))
     fail(ErrorCode::invalid_argument, "json_schema: it nests values too deeply for token {}",
          token);
-  return !request.grammar->may_continue();
+  return !grammar->may_continue();
 }
 
 std::vector<int32_t> TextEngine::encode_conversation(const Conversation& conversation) const {

@@ -91,6 +91,10 @@ std::string Metrics::text(const ServiceStats& stats, int64_t connections) const 
        number(engine.prefix_hits)},
       {"fovea_preemptions_total", "counter", "Requests computed again for lack of pages.",
        number(engine.preemptions)},
+      {"fovea_draft_tokens_total", "counter", "Guessed tokens that were verified.",
+       number(engine.drafts)},
+      {"fovea_accepted_draft_tokens_total", "counter", "Guessed tokens that became text.",
+       number(engine.accepted_drafts)},
       {"fovea_engine_steps_total", "counter", "Passes of the engine.", number(engine.steps)},
       {"fovea_failed_passes_total", "counter", "Passes that failed.", number(stats.failed_passes)},
   };

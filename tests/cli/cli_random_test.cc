@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Models without weights on the command line, and prompts without text.
+// Models without weights on the command line, prompts without text, and steps with drafts.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,6 +14,20 @@
 
 namespace fovea::test {
 namespace {
+
+TEST(Cli, SpeculationChangesNoTextAndHasStats) {
+  std::vector<std::string> command = {"generate", kModels + "llama", "-p", "And God said", "-n",
+                                      "80",       "--ignore-eos"};
+  const ProgramResult plain = fovea(command);
+  command.insert(command.end(), {"--stats", "--speculate", "ngram", "--always-speculate"});
+  const ProgramResult drafted = fovea(command);
+  EXPECT_EQ(drafted.exit_code, 0) << drafted.err;
+  EXPECT_EQ(drafted.out, plain.out);
+  EXPECT_NE(drafted.err.find("speculation: "), std::string::npos) << drafted.err;
+  EXPECT_NE(drafted.err.find(" % accepted; gain not measured"), std::string::npos) << drafted.err;
+  command[command.size() - 2] = "guess";
+  EXPECT_EQ(fovea(command).exit_code, 2);
+}
 
 TEST(Cli, RunsAConfigWithRandomWeights) {
   const auto run = [](const std::string& seed, const std::string& prompts) {

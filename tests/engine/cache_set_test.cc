@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <numeric>
 #include <random>
 #include <set>
@@ -183,6 +184,30 @@ TEST(CacheSet, WindowsSlide) {
   }
 }
 
+TEST(CacheSet, TruncatedTokensGiveBackTheirPages) {
+  CacheSet caches(tiny_cache_options({.window_pages = 4, .window = 5}));
+  const std::vector<int32_t> tokens = numbered(6);
+  std::optional<CacheLease> lease = caches.admit({tokens, ""}, true, 0);
+  ASSERT_TRUE(lease);
+  ASSERT_TRUE(caches.extend(*lease, 5, 6));
+  const int64_t free = caches.pages().free_pages();
+  const std::vector<int32_t> slots = slots_of(caches, *lease);
+  ASSERT_TRUE(caches.extend(*lease, 5, 15));
+  EXPECT_EQ(caches.pages().free_pages(), free - 2);
+  EXPECT_FALSE(caches.extend(*lease, 5, 21)) << "the window pool has four pages";
+  caches.truncate(*lease, 6);
+  EXPECT_EQ(caches.pages().free_pages(), free);
+  EXPECT_EQ(slots_of(caches, *lease), slots);
+  const auto pages_mapped = [&] {
+    return std::ranges::count_if(caches.kv(1)->slot_map(), [](auto slot) { return slot >= 0; }) / 4;
+  };
+  EXPECT_EQ(pages_mapped(), 2);
+  caches.truncate(*lease, 40);
+  EXPECT_EQ(lease->tokens, 6) << "truncate() adds nothing";
+  caches.release(*lease);
+  EXPECT_TRUE(caches.empty());
+}
+
 TEST(CacheSet, HitsNeedTheLastWindow) {
   CacheSet caches(tiny_cache_options({.pages = 40, .window_pages = 7}));
   const std::vector<int32_t> tokens = numbered(25);
@@ -270,6 +295,7 @@ class Churn {
     EXPECT_TRUE(caches_.empty());
     EXPECT_GT(hits_, 0);
     EXPECT_GT(refused_, 0) << "the pools were never full";
+    EXPECT_EQ(drafts_ > 0, !caches_.has_state());
   }
 
  private:
@@ -312,11 +338,27 @@ class Churn {
       release(random_() % active_.size());
       return;
     }
-    contents_.compute(request.lease, request.tokens, "", begin, end);
+    if (end < length || !compute_drafts(request, begin, end))
+      contents_.compute(request.lease, request.tokens, "", begin, end);
     request.computed = end;
     if (random_() % 2 == 0)
       caches_.publish(request.lease,
                       {std::span(request.tokens).first(static_cast<size_t>(end)), ""});
+  }
+
+  // Computes the request's last tokens and some drafts, all of which are rejected. Returns false if
+  // there are no drafts.
+  bool compute_drafts(Active& request, int32_t begin, int32_t end) {
+    const auto drafts = std::min(static_cast<int32_t>(random_() % 12), tiny_.max_context - end);
+    if (caches_.has_state() || drafts == 0) return false;
+    std::vector<int32_t> guessed = request.tokens;
+    guessed.resize(static_cast<size_t>(end + drafts), kDraft);
+    const bool fits = caches_.extend(request.lease, begin, end + drafts);
+    if (fits) contents_.compute(request.lease, guessed, "", begin, end + drafts);
+    caches_.truncate(request.lease, end);
+    EXPECT_EQ(request.lease.tokens, end);
+    drafts_ += fits ? drafts : 0;
+    return fits;
   }
 
   void release(size_t index) {
@@ -329,8 +371,9 @@ class Churn {
   CacheContents contents_;
   std::mt19937 random_;
   std::vector<Active> active_;
+  static constexpr int32_t kDraft = 9;  // no token of a text
   int refused_ = 0;
-  int64_t hits_ = 0;
+  int64_t hits_ = 0, drafts_ = 0;
 };
 
 TEST(CacheSet, RandomRequestsReadTheirOwnTokens) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Text that is served with cached prefixes, preemption and cancellation, in a pool for little more
 // than one prompt, equals the text of an engine without any of them. So does text of passes that
-// are enqueued ahead.
+// are enqueued ahead, and of passes that verify drafts.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -19,21 +19,22 @@ namespace fovea {
 namespace {
 
 using churn::kNewTokens;
+using churn::Passes;
 
-// A model, and whether passes overlap.
-class Churn : public ::testing::TestWithParam<std::tuple<const char*, bool>> {
+// A model, and the order of its passes.
+class Churn : public ::testing::TestWithParam<std::tuple<const char*, Passes>> {
  protected:
   Churn() : text_(values_of<int32_t>(reference_file(model_), "validation.input_ids")) {}
 
   const std::string model_ = std::get<0>(GetParam());
-  const bool overlaps_ = std::get<1>(GetParam());
+  const Passes passes_ = std::get<1>(GetParam());
   std::vector<int32_t> text_;
   std::mt19937 random_{11};
 };
 
 TEST_P(Churn, TokensEqualThoseOfTheColdPath) {
   const std::unique_ptr<Engine> cold = Engine::load(churn::roomy_options(model_));
-  const std::unique_ptr<Engine> engine = churn::tight_engine(model_, overlaps_);
+  const std::unique_ptr<Engine> engine = churn::tight_engine(model_, passes_);
   std::map<int64_t, GenerateRequest> requests;
   std::map<int64_t, std::vector<int32_t>> produced;
   const int total = 60 * test::test_scale();
@@ -72,23 +73,31 @@ TEST_P(Churn, TokensEqualThoseOfTheColdPath) {
     EXPECT_GT(engine->stats().preemptions, 0);
   }
   const bool has_overlapped = engine->stats().overlapped_steps > 0;
-  EXPECT_EQ(has_overlapped, overlaps_ && !churn::has_states(model_));
+  EXPECT_EQ(has_overlapped, passes_ == Passes::overlapped && !churn::has_states(model_));
+  EXPECT_EQ(engine->stats().accepted_drafts > 0, passes_ == Passes::speculative);
+  EXPECT_EQ(engine->stats().drafts > engine->stats().accepted_drafts,
+            passes_ == Passes::speculative);
   engine->clear_prefix_cache();
   EXPECT_EQ(engine->stats().kv_pages_free, engine->stats().kv_pages);
 }
 
 std::string name_of(const ::testing::TestParamInfo<Churn::ParamType>& info) {
-  return std::string(std::get<0>(info.param)) + (std::get<1>(info.param) ? "_overlapped" : "");
+  return churn::name_of(std::get<0>(info.param), std::get<1>(info.param));
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, Churn,
                          ::testing::Combine(::testing::ValuesIn(kTestModels),
-                                            ::testing::Values(false)),
+                                            ::testing::Values(Passes::one_by_one)),
                          name_of);
 // Models with full attention, with windows and with recurrent states.
 INSTANTIATE_TEST_SUITE_P(Overlapped, Churn,
                          ::testing::Combine(::testing::Values("llama", "gpt_oss", "qwen3_next"),
-                                            ::testing::Values(true)),
+                                            ::testing::Values(Passes::overlapped)),
+                         name_of);
+INSTANTIATE_TEST_SUITE_P(Speculative, Churn,
+                         ::testing::Combine(::testing::Values("llama", "gemma2", "gpt_oss",
+                                                              "deepseek_v3", "llama4_text"),
+                                            ::testing::Values(Passes::speculative)),
                          name_of);
 
 }  // namespace

@@ -39,6 +39,22 @@ TEST(EngineOptions, AreCheckedByName) {
   refused("prefix_levels is 5", kInvalid, [](auto& o) { o.prefix_levels = 5; });
   refused("min_prefix_savings is -1", kInvalid, [](auto& o) { o.min_prefix_savings = -1; });
   refused("max_context is 8193", kInvalid, [](auto& o) { o.max_context = 8193; });
+  refused("speculate is 'medusa', must be ngram", kInvalid,
+          [](auto& o) { o.speculate = "medusa"; });
+  for (const int32_t value : {-1, 0, 64}) {
+    refused("max_drafts", kInvalid, [&](auto& o) { o.max_drafts = value; });
+  }
+  refused("always_speculate is true, but speculate is empty", kInvalid,
+          [](auto& o) { o.always_speculate = true; });
+  refused("does not work with overlap", kInvalid, [](auto& o) {
+    o.speculate = "ngram";
+    o.overlap = true;
+  });
+  refused("speculate is ngram, but qwen3_next has recurrent states", ErrorCode::unsupported,
+          [](auto& o) {
+            o.model_path = model_folder("qwen3_next");
+            o.speculate = "ngram";
+          });
   refused("threads", kInvalid, [](auto& o) { o.threads = -1; });
   refused("kv_dtype", kInvalid, [](auto& o) { o.kv_dtype = DType::i32; });
   refused("kv_scale", kInvalid, [](auto& o) { o.kv_scale = KvScale::per_head; });

@@ -2,7 +2,8 @@
 // Sampled text under memory pressure: seeds, filters, log-probabilities, stop strings and salts,
 // with cached prefixes, preemption, cancellation, forgotten prefixes and calls of logits() in
 // between, in a pool for little more than one prompt. Every token, bit and character equals those
-// of the request alone in an engine without any of these. Passes overlap, or do not.
+// of the request alone in an engine without any of these. Passes follow one another, overlap, or
+// verify drafts.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -20,6 +21,8 @@
 
 namespace fovea {
 namespace {
+
+using churn::Passes;
 
 struct Expected {
   GenerateRequest request;
@@ -45,6 +48,7 @@ SamplingParams random_sampling(std::mt19937& random) {
   params.logprobs = one_of({-1, 0, 4}, random);
   params.prompt_logprobs = random() % 8 == 0;
   params.ignore_eos = random() % 2 == 0;
+  params.repetition_penalty = one_of({1.0f, 1.0f, 1.0f, 1.2f}, random);
   return params;
 }
 
@@ -109,18 +113,18 @@ void expect_same(const Expected& expected, const Engine& engine) {
   }
 }
 
-// A model, and whether passes overlap.
-class SampledChurn : public ::testing::TestWithParam<std::tuple<const char*, bool>> {};
+// A model, and the order of its passes.
+class SampledChurn : public ::testing::TestWithParam<std::tuple<const char*, Passes>> {};
 
 TEST_P(SampledChurn, EverythingIsThatOfTheRequestAlone) {
   const std::string model = std::get<0>(GetParam());
-  const bool overlaps = std::get<1>(GetParam());
+  const Passes passes = std::get<1>(GetParam());
   const std::vector<int32_t> text =
       values_of<int32_t>(reference_file(model), "validation.input_ids");
   EngineOptions roomy = churn::roomy_options(model);
   roomy.batch_invariant = true;
   const std::unique_ptr<Engine> cold = Engine::load(roomy);
-  const std::unique_ptr<Engine> engine = churn::tight_engine(model, overlaps, true);
+  const std::unique_ptr<Engine> engine = churn::tight_engine(model, passes, true);
   std::mt19937 random(13);
   const auto random_request = [&] {
     Expected expected;
@@ -175,22 +179,27 @@ TEST_P(SampledChurn, EverythingIsThatOfTheRequestAlone) {
     EXPECT_GT(engine->stats().preemptions, 0);
   }
   const bool has_overlapped = engine->stats().overlapped_steps > 0;
-  EXPECT_EQ(has_overlapped, overlaps && !churn::has_states(model));
+  EXPECT_EQ(has_overlapped, passes == Passes::overlapped && !churn::has_states(model));
+  EXPECT_EQ(engine->stats().accepted_drafts > 0, passes == Passes::speculative);
   expect_no_leak(*engine);
 }
 
 // A model with full attention, one with windows and sinks, one with recurrent states.
 std::string name_of(const ::testing::TestParamInfo<SampledChurn::ParamType>& info) {
-  return std::string(std::get<0>(info.param)) + (std::get<1>(info.param) ? "_overlapped" : "");
+  return churn::name_of(std::get<0>(info.param), std::get<1>(info.param));
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, SampledChurn,
                          ::testing::Combine(::testing::Values("llama", "gpt_oss", "qwen3_next"),
-                                            ::testing::Values(false)),
+                                            ::testing::Values(Passes::one_by_one)),
                          name_of);
 INSTANTIATE_TEST_SUITE_P(Overlapped, SampledChurn,
                          ::testing::Combine(::testing::Values("llama", "gpt_oss"),
-                                            ::testing::Values(true)),
+                                            ::testing::Values(Passes::overlapped)),
+                         name_of);
+INSTANTIATE_TEST_SUITE_P(Speculative, SampledChurn,
+                         ::testing::Combine(::testing::Values("llama", "gpt_oss"),
+                                            ::testing::Values(Passes::speculative)),
                          name_of);
 
 }  // namespace

@@ -117,6 +117,41 @@ TEST(Scheduler, ScoredPromptsShareTheLogitRows) {
   EXPECT_EQ(chunks[2].end, 2);
 }
 
+TEST(Scheduler, DraftsTakeWhatOtherTokensLeave) {
+  CacheSet caches(tiny_cache_options({.pages = 3, .prefix_cache = false}));
+  Scheduler scheduler(caches, {4, 6, 8});
+  scheduler.add(make_request(1, 4, 10));
+  run_pass(scheduler, caches);
+  std::span<const Chunk> chunks = scheduler.schedule();
+  ASSERT_EQ(chunks.size(), 1u);
+  EXPECT_EQ(scheduler.add_drafts(0, 9), 5) << "6 tokens a pass";
+  EXPECT_EQ(chunks[0].end, 5);
+  EXPECT_EQ(chunks[0].drafts, 5);
+  EXPECT_EQ(chunks[0].request->lease.tokens, 10);
+  caches.truncate(chunks[0].request->lease, 5);
+  scheduler.add(make_request(2, 4, 10));
+  chunks = scheduler.schedule();
+  ASSERT_EQ(chunks.size(), 2u);
+  EXPECT_EQ(scheduler.add_drafts(0, 9), 1) << "a token and a prompt of 4 come first";
+  EXPECT_EQ(scheduler.add_drafts(0, 9), 0);
+}
+
+TEST(Scheduler, DraftsPreemptNobody) {
+  CacheSet caches(tiny_cache_options({.pages = 3, .prefix_cache = false}));
+  Scheduler scheduler(caches, {4, 32, 8});
+  scheduler.add(make_request(1, 5, 10));
+  scheduler.add(make_request(2, 3, 10));
+  run_pass(scheduler, caches);
+  const std::span<const Chunk> chunks = scheduler.schedule();
+  ASSERT_EQ(chunks.size(), 2u);
+  EXPECT_EQ(caches.pages().free_pages(), 0);
+  EXPECT_EQ(scheduler.add_drafts(0, 3), 0) << "two slots of its page are free";
+  EXPECT_EQ(chunks[0].request->lease.tokens, 6);
+  EXPECT_EQ(scheduler.add_drafts(0, 2), 2);
+  EXPECT_EQ(scheduler.add_drafts(1, 1), 0);
+  EXPECT_EQ(scheduler.preemptions(), 0);
+}
+
 TEST(Scheduler, RunsNoMoreThanItsLimit) {
   CacheSet caches(tiny_cache_options({.pages = 100, .max_requests = 4}));
   Scheduler scheduler(caches, {2, 64, 8});
@@ -251,11 +286,13 @@ class Churn {
     caches_.clear();
     EXPECT_TRUE(caches_.empty());
     EXPECT_GT(scheduler_.preemptions(), 0);
+    EXPECT_EQ(drafts_ > 0, tiny_.state_slots == 0);
     EXPECT_EQ(scheduler_.prefix_hits() > 0, tiny_.prefix_cache);
   }
 
  private:
   static constexpr int32_t kPromptRows = 8;
+  static constexpr int32_t kDraft = 9;  // no token of a text; all drafts are rejected
 
   int32_t draw(int32_t below) {
     return static_cast<int32_t>(random_() % static_cast<uint32_t>(below));
@@ -275,6 +312,9 @@ class Churn {
   // Does the work of TextEngine::step() without a model. Returns the number of computed tokens.
   int32_t pass() {
     const std::span<const Chunk> scheduled = scheduler_.schedule();
+    for (size_t i = 0; i < scheduled.size() && tiny_.state_slots == 0; ++i) {
+      if (scheduled[i].request->remaining() == 1) scheduler_.add_drafts(i, draw(6));
+    }
     const std::vector<Chunk> chunks(scheduled.begin(), scheduled.end());
     int32_t computed = 0, scored = 0;
     for (const Chunk& chunk : chunks) {
@@ -285,8 +325,11 @@ class Churn {
       EXPECT_EQ(chunk.begin, request.computed);
       EXPECT_LT(chunk.begin, chunk.end);
       EXPECT_LE(chunk.end, request.length());
-      contents_.compute(request.lease, request.tokens, request.salt, chunk.begin, chunk.end);
-      computed += chunk.end - chunk.begin;
+      std::vector<int32_t> tokens = request.tokens;
+      tokens.resize(tokens.size() + static_cast<size_t>(chunk.drafts), kDraft);
+      contents_.compute(request.lease, tokens, request.salt, chunk.begin, chunk.end + chunk.drafts);
+      computed += chunk.end - chunk.begin + chunk.drafts;
+      drafts_ += chunk.drafts;
     }
     EXPECT_LE(scored, kPromptRows);
     if (draw(64) == 0) {  // the pass fails
@@ -295,7 +338,10 @@ class Churn {
       for (const Chunk& chunk : chunks) EXPECT_EQ(chunk.request->computed, 0);
       return computed;
     }
-    for (const Chunk& chunk : chunks) accept(*chunk.request, chunk.end);
+    for (const Chunk& chunk : chunks) {
+      caches_.truncate(chunk.request->lease, chunk.drafts > 0 ? chunk.end : tiny_.max_context);
+      accept(*chunk.request, chunk.end);
+    }
     return computed;
   }
 
@@ -321,7 +367,7 @@ class Churn {
   Scheduler scheduler_;
   std::mt19937 random_;
   std::map<int64_t, int32_t> cached_;  // tokens of each request
-  int64_t next_ = 1;
+  int64_t next_ = 1, drafts_ = 0;
 };
 
 TEST(Scheduler, ChurnInTinyPools) {

@@ -32,16 +32,33 @@ inline EngineOptions roomy_options(const std::string& model) {
   return options;
 }
 
+enum class Passes {
+  one_by_one,
+  overlapped,   // the next one is enqueued before the tokens of one are known
+  speculative,  // decodes verify drafts
+};
+
+inline std::string name_of(const std::string& model, Passes passes) {
+  return model + (passes == Passes::overlapped    ? "_overlapped"
+                  : passes == Passes::speculative ? "_speculative"
+                                                  : "");
+}
+
 inline bool has_states(const std::string& model) { return model == "qwen3_next"; }
 
 // Makes an engine whose full pools hold 1.2 times the longest request. With linear layers, four
 // states serve four requests and all snapshots, at 230 KB each next to pages of 32 KB.
-inline std::unique_ptr<Engine> tight_engine(const std::string& model, bool overlap,
+inline std::unique_ptr<Engine> tight_engine(const std::string& model, Passes passes,
                                             bool batch_invariant = false) {
   constexpr int64_t kPages = kContext / kPageSize * 12 / 10;
   EngineOptions options = roomy_options(model);
   options.prefix_cache = true;
-  options.overlap = overlap;
+  options.overlap = passes == Passes::overlapped;
+  if (passes == Passes::speculative) {
+    options.speculate = "ngram";
+    options.max_drafts = 5;
+    options.always_speculate = true;
+  }
   options.batch_invariant = batch_invariant;
   if (has_states(model)) {
     options.kv_memory_bytes = 2'100'000;

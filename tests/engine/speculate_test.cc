@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+// Steps that verify drafts: their text, log-probabilities and ends are those of steps without,
+// while there are fewer of them. The churn tests add preemption, cancellation and cached prefixes.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "engine/small_engine.h"
+#include "fovea/engine.h"
+#include "support/cases.h"
+
+namespace fovea {
+namespace {
+
+// In batch-invariant mode all results are equal bit by bit.
+std::unique_ptr<Engine> engine_with(const std::string& speculate, int32_t max_drafts = 4) {
+  EngineOptions options = small_options();
+  options.batch_invariant = true;
+  options.speculate = speculate;
+  options.max_drafts = max_drafts;
+  options.always_speculate = !speculate.empty();
+  options.record_steps = true;
+  return Engine::load(options);
+}
+
+// A text whose continuation repeats it, so that n-grams guess well.
+std::string repeated_prompt() {
+  const std::string verse = "And the LORD spake unto Moses, saying, Speak unto the children of ";
+  return verse + verse + verse;
+}
+
+void expect_equal(const GenerateResult& seen, const GenerateResult& wanted) {
+  EXPECT_EQ(seen.tokens, wanted.tokens);
+  EXPECT_EQ(seen.text, wanted.text);
+  EXPECT_EQ(seen.finish, wanted.finish) << seen.error;
+  EXPECT_EQ(seen.logprobs, wanted.logprobs);
+  ASSERT_EQ(seen.top.size(), wanted.top.size());
+  for (size_t i = 0; i < seen.top.size(); ++i) {
+    ASSERT_EQ(seen.top[i].size(), wanted.top[i].size());
+    for (size_t j = 0; j < seen.top[i].size(); ++j) {
+      EXPECT_EQ(seen.top[i][j].token, wanted.top[i][j].token);
+      EXPECT_EQ(seen.top[i][j].logprob, wanted.top[i][j].logprob);
+    }
+  }
+}
+
+// Requests whose draws depend on the tokens before them in every way that there is.
+std::vector<GenerateRequest> requests_of_all_kinds(std::mt19937& random) {
+  std::vector<GenerateRequest> requests;
+  for (int i = 0; i < 12; ++i) {
+    GenerateRequest& request = requests.emplace_back(text_request(
+        i % 3 == 0 ? kPrompt : repeated_prompt(), 20 + static_cast<int32_t>(random() % 60)));
+    SamplingParams& sampling = request.sampling;
+    sampling.temperature = i % 4 == 0 ? 0.0f : 0.3f * static_cast<float>(i % 4);
+    sampling.seed = random();
+    sampling.ignore_eos = i % 2 == 0;
+    sampling.logprobs = i % 5 == 0 ? 3 : -1;
+    sampling.prompt_logprobs = i == 10;
+    if (i % 6 == 1) sampling.repetition_penalty = 1.1f;
+    if (i % 6 == 2) sampling.frequency_penalty = 0.3f;
+    if (i % 6 == 3) sampling.logit_bias = {{5, 3.0f}, {260, -8.0f}};
+    if (i % 6 == 4) sampling.json_schema = R"({"type":"array","items":{"enum":["red","red"]}})";
+    if (i == 5) sampling.min_tokens = 20;
+    if (i == 7) sampling.stop = {" the children"};
+    if (i == 8) sampling.stop = {"LORD"};
+  }
+  return requests;
+}
+
+TEST(Speculate, ResultsOfAllKindsOfRequestsAreThoseWithout) {
+  const std::unique_ptr<Engine> plain = engine_with("");
+  for (const int32_t max_drafts : {1, 3, 9}) {
+    SCOPED_TRACE(max_drafts);
+    const std::unique_ptr<Engine> drafting = engine_with("ngram", max_drafts);
+    std::mt19937 random(static_cast<uint32_t>(max_drafts));
+    for (int round = 0; round < test::test_scale(); ++round) {
+      const std::vector<GenerateRequest> requests = requests_of_all_kinds(random);
+      const std::vector<GenerateResult> wanted = plain->generate(requests);
+      const std::vector<GenerateResult> seen = drafting->generate(requests);
+      for (size_t i = 0; i < requests.size(); ++i) {
+        SCOPED_TRACE(i);
+        expect_equal(seen[i], wanted[i]);
+      }
+    }
+    const EngineStats& stats = drafting->stats();
+    EXPECT_GT(stats.accepted_drafts, 20);
+    EXPECT_GT(stats.drafts, stats.accepted_drafts);
+    EXPECT_GT(stats.draft_requests, stats.draft_steps);
+    expect_no_leak(*drafting);
+  }
+}
+
+TEST(Speculate, StepsYieldAllAcceptedTokensAtOnce) {
+  const std::unique_ptr<Engine> engine = engine_with("ngram");
+  GenerateRequest request = text_request(repeated_prompt(), 40);
+  const GenerateResult result = engine->generate({&request, 1}).front();
+  EXPECT_EQ(result.tokens.size(), 40u) << "max_new_tokens is exact";
+  EXPECT_EQ(result.finish, FinishReason::length);
+  const EngineStats stats = engine->stats();
+  int64_t steps = 0, drafts = 0, accepted = 0;
+  for (const StepRecord& record : engine->take_step_records()) {
+    steps += record.drafts > 0;
+    drafts += record.drafts;
+    accepted += record.accepted_drafts;
+    EXPECT_LE(record.accepted_drafts, record.drafts);
+    EXPECT_EQ(record.draft_requests, record.drafts > 0);
+    if (record.decodes > 0) {
+      EXPECT_EQ(record.tokens, 1 + record.drafts);
+    }
+  }
+  EXPECT_EQ(stats.draft_steps, steps);
+  EXPECT_EQ(stats.drafts, drafts);
+  EXPECT_EQ(stats.accepted_drafts, accepted);
+  EXPECT_GT(accepted, 5);
+  EXPECT_EQ(stats.decode_tokens, 39) << "all but the prompt's";
+  EXPECT_EQ(stats.steps, 40 - accepted);
+}
+
+// Greedy text that repeats itself makes drafts of which all are accepted: the end of the context
+// and the end of the request come in the middle of a chain.
+TEST(Speculate, ChainsEndWithTheirRequest) {
+  const std::unique_ptr<Engine> plain = engine_with("");
+  const std::unique_ptr<Engine> engine = engine_with("ngram", 7);
+  GenerateRequest request = text_request("", 1000);
+  request.tokens.assign(100, 300);
+  request.sampling.logit_bias = {{300, 100.0f}};
+  const GenerateResult whole = engine->generate({&request, 1}).front();
+  EXPECT_EQ(whole.tokens, std::vector<int32_t>(156, 300)) << "the context of 256";
+  EXPECT_LT(engine->stats().steps, 30);
+  for (const int32_t length : {1, 2, 5, 8, 9, 10}) {
+    request.sampling.max_new_tokens = length;
+    EXPECT_EQ(engine->generate({&request, 1}).front().tokens.size(), static_cast<size_t>(length));
+  }
+  request.sampling.max_new_tokens = 60;
+  request.sampling.stop = {plain->decode(std::vector<int32_t>(11, 300))};
+  expect_equal(engine->generate({&request, 1}).front(), plain->generate({&request, 1}).front());
+  expect_no_leak(*engine);
+}
+
+TEST(Speculate, CancelledBetweenTheTokensOfAStep) {
+  const std::unique_ptr<Engine> engine = engine_with("ngram", 7);
+  GenerateRequest request = text_request("", 100);
+  request.tokens.assign(100, 300);
+  request.sampling.logit_bias = {{300, 100.0f}};
+  int tokens = 0;
+  const GenerateResult result = engine
+                                    ->generate({&request, 1},
+                                               [&](const TokenEvent& event) {
+                                                 if (++tokens == 4) engine->cancel(event.request);
+                                               })
+                                    .front();
+  EXPECT_EQ(result.finish, FinishReason::cancelled);
+  EXPECT_GE(result.tokens.size(), 4u);
+  EXPECT_LE(result.tokens.size(), 12u);
+  EXPECT_EQ(result.text, engine->decode(result.tokens));
+  expect_no_leak(*engine);
+}
+
+TEST(Speculate, TextOfMeasuredWidthsIsThatWithout) {
+  EngineOptions options = small_options();
+  options.batch_invariant = true;
+  const std::unique_ptr<Engine> plain = Engine::load(options);
+  options.speculate = "ngram";
+  const std::unique_ptr<Engine> engine = Engine::load(options);
+  std::vector<GenerateRequest> requests;
+  for (int i = 0; i < 6; ++i) {
+    requests.push_back(text_request(repeated_prompt(), 120));
+    requests.back().sampling.temperature = 0.2f * static_cast<float>(i);
+    requests.back().sampling.seed = static_cast<uint64_t>(i);
+  }
+  const std::vector<GenerateResult> wanted = plain->generate(requests);
+  const std::vector<GenerateResult> seen = engine->generate(requests);
+  for (size_t i = 0; i < requests.size(); ++i) expect_equal(seen[i], wanted[i]);
+  EXPECT_GT(engine->stats().drafts, 0);
+  EXPECT_LT(engine->stats().draft_steps, engine->stats().steps)
+      << "some steps are measured without";
+  EXPECT_GT(engine->stats().speculation_gain, 0);
+}
+
+}  // namespace
+}  // namespace fovea
