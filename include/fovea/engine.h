@@ -63,9 +63,11 @@ struct EngineOptions {
   // Unset: off.
   std::optional<bool> overlap = {};
   // Guesses tokens of each request and verifies them in one pass, so that a step can yield several
-  // tokens. "ngram": tokens that followed an earlier occurrence of the text's last ones; empty:
-  // off. Text is that without speculation, sampled text too, because a guess counts only if it is
-  // the token that the request draws. Refused for models with recurrent states and with overlap.
+  // tokens. "ngram": tokens that followed an earlier occurrence of the text's last ones.
+  // "draft:FOLDER": tokens of a smaller model with the same vocabulary, whose caches are a part of
+  // kv_memory_bytes. Empty: off. Text is that without speculation, sampled text too, because a
+  // guess counts only if it is the token that the request draws. Refused for models with recurrent
+  // states and with overlap.
   std::string speculate = {};
   int32_t max_drafts = 4;  // guesses per request and step, in [1, 63]
   // Verifies max_drafts guesses in every step. By default steps without guesses, and with fewer,
@@ -208,10 +210,11 @@ struct EngineMemory {
   size_t products = 0;     // on a GPU: workspace of matrix products
   size_t batch = 0;        // arrays of a batch, request table
   size_t graphs = 0;       // on a GPU: free memory taken by captured decode steps
+  size_t drafter = 0;      // the draft model with all of these, but for its graphs
 
   size_t total() const {
     return weights + caches + activations + positions + attention + logits + products + batch +
-           graphs;
+           graphs + drafter;
   }
   std::string explain() const;  // one line with all parts that are not 0, in MB
 };

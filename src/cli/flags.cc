@@ -134,7 +134,8 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags) {
       "--overlap", [&options] { options.overlap = true; }, "enqueue the next step while one runs");
   command.add_option("--speculate", options.speculate,
                      "verify guessed tokens, several in a step: ngram guesses what followed the "
-                     "text's last tokens earlier; the text is the same");
+                     "text's last tokens earlier, draft:FOLDER what a smaller model says; the "
+                     "text is the same");
   command.add_option("--max-drafts", options.max_drafts, "guessed tokens per request and step")
       ->capture_default_str();
   command.add_flag("--always-speculate", options.always_speculate,

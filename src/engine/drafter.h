@@ -18,6 +18,8 @@ class Drafter {
   virtual void draft(std::span<Request* const> requests, int32_t max_drafts) = 0;
   // Frees what belongs to a request; unknown ids are ignored.
   virtual void forget(int64_t request) = 0;
+  // Drops cached prefixes that no request uses.
+  virtual void clear() {}
 };
 
 // Guesses by NgramIndex.

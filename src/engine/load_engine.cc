@@ -8,6 +8,7 @@
 
 #include "core/check.h"
 #include "core/quote.h"
+#include "engine/model_drafter.h"
 #include "engine/plan_engine.h"
 #include "engine/text_engine.h"
 #include "fovea/gpu.h"
@@ -51,6 +52,17 @@ void load_tokenizer(const std::string& folder, EngineParts& parts) {
   }
 }
 
+void add_drafter(const EngineOptions& options, DeviceInfo device, std::optional<DraftModel> draft,
+                 EngineParts& parts) {
+  if (options.speculate == "ngram") parts.drafter = make_ngram_drafter();
+  if (!draft) return;
+  if (device.kind == DeviceKind::cpu) device.cores = parts.threads->size();
+  SizedEngine sized = size_engine(draft->options, draft->model->info(), device, 0);
+  parts.drafter_bytes = planned_memory(*draft->model, sized, parts.threads->size()).total();
+  parts.drafter = make_model_drafter(*draft, std::move(sized), *parts.threads);
+  parts.draft_model = std::move(draft->model);
+}
+
 std::unique_ptr<Engine> load_checked(const EngineOptions& given, Communicator* ranks) {
   EngineOptions options = given;
   std::unique_ptr<BackendRegistry> own_registry;
@@ -62,10 +74,17 @@ std::unique_ptr<Engine> load_checked(const EngineOptions& given, Communicator* r
   const DeviceInfo device = find_device(options.device);
   std::unique_ptr<Model> model =
       load_model_of(options, make_model_device(options, device, *threads, ranks), *threads);
+  // Each of several ranks has the whole draft model.
+  std::optional<DraftModel> draft;
+  if (has_draft_model(options)) {
+    draft =
+        load_draft_model(options, make_model_device(options, device, *threads, nullptr), *threads);
+  }
 
   const ModelInfo& info = model->info();
-  SizedEngine sized = size_engine(options, info, device,
-                                  options.kv_memory_bytes > 0 ? 0 : free_memory(device.device()));
+  const size_t free_bytes = options.kv_memory_bytes > 0 ? 0 : free_memory(device.device());
+  if (draft) divide_budget(info, free_bytes, options, *draft);
+  SizedEngine sized = size_engine(options, info, device, free_bytes);
   const int32_t logit_rows = sized.logit_rows();
 
   EngineParts parts{std::move(own_registry),
@@ -79,7 +98,6 @@ std::unique_ptr<Engine> load_checked(const EngineOptions& given, Communicator* r
   parts.limits = sized.scheduling;
   parts.overlap = options.overlap.value_or(false);
   parts.record_steps = options.record_steps;
-  if (!options.speculate.empty()) parts.drafter = make_ngram_drafter();
   parts.always_speculate = options.always_speculate;
   parts.notes = load_notes(given, info);
   load_tokenizer(options.model_path, parts);
@@ -90,6 +108,7 @@ std::unique_ptr<Engine> load_checked(const EngineOptions& given, Communicator* r
   parts.runner = make_model_runner(*parts.model, *parts.caches, *parts.threads, parts.selections,
                                    {sized.limits, options.max_graph_requests, sized.cuda_graphs,
                                     logit_rows, parts.overlap && device.kind == DeviceKind::cpu});
+  add_drafter(options, device, std::move(draft), parts);
   return std::make_unique<TextEngine>(std::move(parts));
 }
 

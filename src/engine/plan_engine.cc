@@ -13,6 +13,7 @@
 #include "core/quote.h"
 #include "engine/available_memory.h"
 #include "engine/cuda_batch.h"
+#include "engine/model_drafter.h"
 #include "engine/model_runner.h"
 #include "engine/sampler.h"
 #include "engine/shared_prefixes.h"
@@ -85,8 +86,11 @@ BatchLimits batch_limits(const EngineOptions& options, const CacheSetOptions& ca
 }
 
 void check_speculation(const EngineOptions& options) {
-  check_argument(options.speculate.empty() || options.speculate == "ngram",
-                 "speculate is '{}', must be ngram, or empty", printable(options.speculate));
+  const bool drafts =
+      options.speculate.starts_with(kDraftPrefix) && options.speculate.size() > kDraftPrefix.size();
+  check_argument(options.speculate.empty() || options.speculate == "ngram" || drafts,
+                 "speculate is '{}', must be ngram, draft:MODEL or empty",
+                 printable(options.speculate));
   check_argument(options.max_drafts >= 1 && options.max_drafts <= kMaxDrafts,
                  "max_drafts is {}, must be in [1, {}]", options.max_drafts, kMaxDrafts);
   if (options.speculate.empty()) {
@@ -178,6 +182,25 @@ SizedEngine size_engine(const EngineOptions& options, const ModelInfo& model,
 }
 
 // Adds up the parts in the order of the constructors, which call the same functions.
+EngineMemory planned_memory(const Model& model, const SizedEngine& sized, int threads) {
+  const ModelInfo& info = model.info();
+  const bool on_cpu = model.device().kind() == DeviceKind::cpu;
+  EngineMemory memory;
+  memory.weights = model.weight_bytes();
+  memory.caches = sized.caches.plan.bytes;
+  memory.activations = model.activation_bytes(sized.limits.max_tokens);
+  memory.positions = model.position_bytes(sized.limits.max_kv_len);
+  for (const GroupSelection& group : sized.selections) memory.attention += group.workspace_bytes();
+  memory.products = model.device().product_bytes();
+  const size_t logit_row = static_cast<size_t>(info.vocabulary) * sizeof(float);
+  const auto logit_rows =
+      static_cast<size_t>(std::min(sized.logit_rows(), sized.limits.max_tokens));
+  memory.logits = on_cpu ? host_logit_bytes(sized.scheduling, info.vocabulary, threads)
+                         : logit_rows * logit_row;
+  memory.batch = on_cpu ? host_batch_bytes(sized.limits) : CudaBatch::bytes(sized.limits);
+  return memory;
+}
+
 EnginePlan Engine::plan(const EngineOptions& given, const std::optional<DeviceInfo>& wanted) {
   check_engine_options(given);
   check_argument(!wanted || given.kv_memory_bytes > 0,
@@ -192,31 +215,27 @@ EnginePlan Engine::plan(const EngineOptions& given, const std::optional<DeviceIn
   }
   ThreadPool threads(options.threads);
   DeviceInfo device = wanted ? *wanted : find_device(options.device);
-  const bool on_cpu = device.kind == DeviceKind::cpu;
-  if (on_cpu) device.cores = threads.size();
+  if (device.kind == DeviceKind::cpu) device.cores = threads.size();
   const std::unique_ptr<Model> model =
       load_model_of(options, make_counting_device(device), threads);
-  const ModelInfo& info = model->info();
-  const size_t owned = model->device().weight_bytes();
+  std::optional<DraftModel> draft;
+  if (has_draft_model(options)) {
+    draft = load_draft_model(options, make_counting_device(device), threads);
+  }
   size_t free_bytes = 0;
   if (options.kv_memory_bytes == 0) {
     free_bytes = free_memory(device.device());
-    free_bytes -= std::min(free_bytes, owned);
+    free_bytes -= std::min(free_bytes, model->device().weight_bytes());
+    if (draft) free_bytes -= std::min(free_bytes, draft->model->device().weight_bytes());
   }
-  SizedEngine sized = size_engine(options, info, device, free_bytes);
-  EngineMemory& memory = plan.memory;
-  memory.weights = model->weight_bytes();
-  memory.caches = sized.caches.plan.bytes;
-  memory.activations = model->activation_bytes(sized.limits.max_tokens);
-  memory.positions = model->position_bytes(sized.limits.max_kv_len);
-  for (const GroupSelection& group : sized.selections) memory.attention += group.workspace_bytes();
-  memory.products = model->device().product_bytes();
-  const size_t logit_row = static_cast<size_t>(info.vocabulary) * sizeof(float);
-  const auto logit_rows =
-      static_cast<size_t>(std::min(sized.logit_rows(), sized.limits.max_tokens));
-  memory.logits = on_cpu ? host_logit_bytes(sized.scheduling, info.vocabulary, threads.size())
-                         : logit_rows * logit_row;
-  memory.batch = on_cpu ? host_batch_bytes(sized.limits) : CudaBatch::bytes(sized.limits);
+  if (draft) divide_budget(model->info(), free_bytes, options, *draft);
+  SizedEngine sized = size_engine(options, model->info(), device, free_bytes);
+  plan.memory = planned_memory(*model, sized, threads.size());
+  if (draft) {
+    const SizedEngine drafting =
+        size_engine(draft->options, draft->model->info(), device, free_bytes);
+    plan.memory.drafter = planned_memory(*draft->model, drafting, threads.size()).total();
+  }
   plan.max_context = sized.limits.max_kv_len;
   plan.wanted_context = sized.wanted_context;
   plan.selections = std::move(sized.selections);
@@ -224,15 +243,12 @@ EnginePlan Engine::plan(const EngineOptions& given, const std::optional<DeviceIn
 }
 
 std::string EngineMemory::explain() const {
-  const std::pair<std::string_view, size_t> parts[] = {{"weights", weights},
-                                                       {"caches", caches},
-                                                       {"activations", activations},
-                                                       {"tables of positions", positions},
-                                                       {"logits", logits},
-                                                       {"attention workspace", attention},
-                                                       {"batch arrays", batch},
-                                                       {"matrix products", products},
-                                                       {"graphs", graphs}};
+  const std::pair<std::string_view, size_t> parts[] = {
+      {"weights", weights},         {"caches", caches},
+      {"activations", activations}, {"tables of positions", positions},
+      {"logits", logits},           {"attention workspace", attention},
+      {"batch arrays", batch},      {"matrix products", products},
+      {"graphs", graphs},           {"draft model", drafter}};
   const auto megabytes = [](size_t bytes) { return static_cast<double>(bytes) / 1e6; };
   std::string text;
   for (const auto& [part, bytes] : parts) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "engine/cache_set.h"
@@ -12,6 +13,9 @@
 #include "model/model.h"
 
 namespace fovea {
+
+// Begins EngineOptions::speculate before the folder of a draft model.
+inline constexpr std::string_view kDraftPrefix = "draft:";
 
 // Throws Error{invalid_argument} naming the option, its value and the limit.
 void check_engine_options(const EngineOptions& options);
@@ -36,6 +40,9 @@ struct SizedEngine {
 // free memory of the device.
 SizedEngine size_engine(const EngineOptions& options, const ModelInfo& model,
                         const DeviceInfo& device, size_t free_bytes);
+
+// Returns the bytes that a model of these sizes takes on a device, but for graphs.
+EngineMemory planned_memory(const Model& model, const SizedEngine& sized, int threads);
 
 // Returns the free memory of a device that exists.
 size_t free_memory(Device device);

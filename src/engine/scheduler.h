@@ -66,8 +66,9 @@ class Scheduler {
   // alone finds no memory; the caller must remove it before the next call.
   std::span<const Chunk> schedule();
 
-  // Gives the chunk with this index up to `wanted` drafts, as far as the limit of tokens and free
-  // memory allow: it preempts no request. Returns their number. Call it after schedule().
+  // Gives the chunk with this index up to `wanted` drafts, which must fit the context, as far as
+  // the limit of tokens and free memory allow: it preempts no request. Returns their number. Call
+  // it after schedule().
   int32_t add_drafts(size_t chunk, int32_t wanted);
 
   // Removes a request and releases its memory. Returns null for an unknown id.

@@ -32,6 +32,7 @@ TextEngine::TextEngine(EngineParts parts)
   stats_.memory = parts_.runner->stats().memory;
   stats_.memory.weights = parts_.weight_bytes;
   stats_.memory.caches = parts_.cache_bytes;
+  stats_.memory.drafter = parts_.drafter_bytes;
   if (parts_.model->device().kind() == DeviceKind::cpu) {
     stats_.memory.logits = host_logit_bytes(parts_.limits, vocabulary(), parts_.threads->size());
   }

@@ -44,7 +44,9 @@ struct EngineParts {
   RequestLimits request_limits;
   size_t weight_bytes = 0, cache_bytes = 0;
   bool overlap = false, record_steps = false;
-  std::unique_ptr<Drafter> drafter;  // null: no speculation
+  std::unique_ptr<Model> draft_model;  // null: the drafter, if there is one, needs none
+  std::unique_ptr<Drafter> drafter;    // null: no speculation
+  size_t drafter_bytes = 0;
   bool always_speculate = false;
   std::vector<std::string> notes;
 };
@@ -58,7 +60,10 @@ class TextEngine final : public Engine {
   void cancel(int64_t request) override;
   bool idle() const override { return scheduler_.idle() && events_.empty(); }
   std::vector<TokenEvent> step() override;
-  void clear_prefix_cache() override { parts_.caches->clear(); }
+  void clear_prefix_cache() override {
+    parts_.caches->clear();
+    if (parts_.drafter) parts_.drafter->clear();
+  }
   std::vector<GenerateResult> generate(std::span<const GenerateRequest> requests,
                                        const std::function<void(const TokenEvent&)>& on_token,
                                        const std::function<bool()>& stop) override;

@@ -48,7 +48,6 @@ SamplingParams random_sampling(std::mt19937& random) {
   params.logprobs = one_of({-1, 0, 4}, random);
   params.prompt_logprobs = random() % 8 == 0;
   params.ignore_eos = random() % 2 == 0;
-  params.repetition_penalty = one_of({1.0f, 1.0f, 1.0f, 1.2f}, random);
   return params;
 }
 

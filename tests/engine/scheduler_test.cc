@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <random>
@@ -118,7 +119,7 @@ TEST(Scheduler, ScoredPromptsShareTheLogitRows) {
 }
 
 TEST(Scheduler, DraftsTakeWhatOtherTokensLeave) {
-  CacheSet caches(tiny_cache_options({.pages = 3, .prefix_cache = false}));
+  CacheSet caches(tiny_cache_options({.pages = 4, .prefix_cache = false}));
   Scheduler scheduler(caches, {4, 6, 8});
   scheduler.add(make_request(1, 4, 10));
   run_pass(scheduler, caches);
@@ -137,17 +138,17 @@ TEST(Scheduler, DraftsTakeWhatOtherTokensLeave) {
 }
 
 TEST(Scheduler, DraftsPreemptNobody) {
-  CacheSet caches(tiny_cache_options({.pages = 3, .prefix_cache = false}));
+  CacheSet caches(tiny_cache_options({.pages = 4, .prefix_cache = false}));
   Scheduler scheduler(caches, {4, 32, 8});
   scheduler.add(make_request(1, 5, 10));
   scheduler.add(make_request(2, 3, 10));
   run_pass(scheduler, caches);
   const std::span<const Chunk> chunks = scheduler.schedule();
   ASSERT_EQ(chunks.size(), 2u);
-  EXPECT_EQ(caches.pages().free_pages(), 0);
-  EXPECT_EQ(scheduler.add_drafts(0, 3), 0) << "two slots of its page are free";
+  EXPECT_EQ(caches.pages().free_pages(), 1);
+  EXPECT_EQ(scheduler.add_drafts(0, 7), 0) << "two slots of its page and another page are free";
   EXPECT_EQ(chunks[0].request->lease.tokens, 6);
-  EXPECT_EQ(scheduler.add_drafts(0, 2), 2);
+  EXPECT_EQ(scheduler.add_drafts(0, 3), 3);
   EXPECT_EQ(scheduler.add_drafts(1, 1), 0);
   EXPECT_EQ(scheduler.preemptions(), 0);
 }
@@ -313,7 +314,9 @@ class Churn {
   int32_t pass() {
     const std::span<const Chunk> scheduled = scheduler_.schedule();
     for (size_t i = 0; i < scheduled.size() && tiny_.state_slots == 0; ++i) {
-      if (scheduled[i].request->remaining() == 1) scheduler_.add_drafts(i, draw(6));
+      const Request& request = *scheduled[i].request;
+      if (request.remaining() != 1) continue;
+      scheduler_.add_drafts(i, std::min(draw(6), tiny_.max_context - request.length()));
     }
     const std::vector<Chunk> chunks(scheduled.begin(), scheduled.end());
     int32_t computed = 0, scored = 0;
