@@ -123,6 +123,7 @@ class ParallelEngine final : public Engine {
       sum.logits += other.logits;
       sum.products += other.products;
       sum.batch += other.batch;
+      sum.drafter += other.drafter;
     }
     return stats_;
   }
@@ -218,6 +219,12 @@ std::unique_ptr<Engine> load_parallel_engine(const EngineOptions& options,
          options.device);
   }
   if (ranks == 1) return Engine::load(options);
+  if (!options.speculate.empty() && !options.always_speculate) {
+    fail(ErrorCode::unsupported,
+         "speculate is {}, tensor_parallel is {}: ranks would measure different steps and choose "
+         "different drafts; set always_speculate",
+         options.speculate, ranks);
+  }
   EngineOptions of_rank = options;
   const int threads = options.threads > 0 ? options.threads : available_cores();
   of_rank.threads = std::max(1, threads / ranks);

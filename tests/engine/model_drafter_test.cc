@@ -8,6 +8,7 @@
 
 #include "engine/small_engine.h"
 #include "fovea/engine.h"
+#include "fovea/parallel_engine.h"
 #include "support/expect_error.h"
 
 namespace fovea {
@@ -115,6 +116,20 @@ TEST(ModelDrafter, PromptsAreCachedInTheDraftModelToo) {
   }
   EXPECT_GT(engine->stats().prefix_hits, 0);
   EXPECT_EQ(engine->stats().accepted_drafts, engine->stats().drafts);
+}
+
+// Ranks of one model make the same drafts, because they draw the same tokens, but would measure
+// other times.
+TEST(ModelDrafter, RanksDraftAlike) {
+  EngineOptions options = drafting_options("llama", "llama");
+  const std::vector<GenerateRequest> requests = sampled_requests();
+  const std::unique_ptr<Engine> ranks = load_parallel_engine(options, {.tensor_parallel = 2});
+  const std::unique_ptr<Engine> plain = Engine::load(drafting_options("llama", ""));
+  expect_equal_texts(*ranks, *plain, requests);
+  EXPECT_GT(ranks->stats().accepted_drafts, ranks->stats().drafts / 2);
+  options.always_speculate = false;
+  test::expect_error(ErrorCode::unsupported, "ranks would measure different steps",
+                     [&] { (void)load_parallel_engine(options, {.tensor_parallel = 2}); });
 }
 
 TEST(ModelDrafter, PlanCountsItsMemory) {
