@@ -66,8 +66,8 @@ struct EngineOptions {
   // tokens. "ngram": tokens that followed an earlier occurrence of the text's last ones.
   // "draft:FOLDER": tokens of a smaller model with the same vocabulary, whose caches are a part of
   // kv_memory_bytes. Empty: off. Text is that without speculation, sampled text too, because a
-  // guess counts only if it is the token that the request draws. Refused for models with recurrent
-  // states and with overlap.
+  // guess counts only if it is the token that the request draws. Refused on a GPU, for models with
+  // recurrent states, and with overlap.
   std::string speculate = {};
   int32_t max_drafts = 4;  // guesses per request and step, in [1, 63]
   // Verifies max_drafts guesses in every step. By default steps without guesses, and with fewer,

@@ -105,11 +105,17 @@ void check_speculation(const EngineOptions& options) {
 }
 
 // States contain every token that was computed, drafts that are rejected, too.
-void check_states(const EngineOptions& options, const ModelInfo& model,
+void check_drafts(const EngineOptions& options, const ModelInfo& model,
                   const CacheSetOptions& caches) {
+  if (options.speculate.empty()) return;
+  if (caches.device.kind == DeviceKind::cuda) {
+    fail(ErrorCode::unsupported,
+         "speculate is {}, but steps with drafts have run on the CPU only, not on a GPU yet",
+         options.speculate);
+  }
   const bool has_states = std::ranges::any_of(
       caches.groups, [](const CacheGroup& group) { return group.state.has_value(); });
-  if (options.speculate.empty() || !has_states) return;
+  if (!has_states) return;
   fail(ErrorCode::unsupported,
        "speculate is {}, but {} has recurrent states, which cannot forget rejected drafts",
        options.speculate, model.architecture);
@@ -162,7 +168,7 @@ SizedEngine size_engine(const EngineOptions& options, const ModelInfo& model,
                         const DeviceInfo& device, size_t free_bytes) {
   SizedEngine sized;
   sized.caches = cache_options(options, model, device.device(), free_bytes);
-  check_states(options, model, sized.caches);
+  check_drafts(options, model, sized.caches);
   sized.limits = batch_limits(options, sized.caches, device);
   sized.selections =
       select_group_backends(model, sized.caches.groups, options, sized.limits, device);

@@ -50,8 +50,8 @@ TEST(EngineOptions, AreCheckedByName) {
     o.speculate = "ngram";
     o.overlap = true;
   });
-  refused("speculate is ngram, but qwen3_next has recurrent states", ErrorCode::unsupported,
-          [](auto& o) {
+  refused("speculate is ngram, but Qwen3NextForCausalLM has recurrent states",
+          ErrorCode::unsupported, [](auto& o) {
             o.model_path = model_folder("qwen3_next");
             o.speculate = "ngram";
           });

@@ -145,7 +145,12 @@ TEST(ModelDrafter, PlanCountsItsMemory) {
 TEST(ModelDrafter, RefusesModelsByName) {
   test::expect_error(ErrorCode::unsupported, "the draft model Qwen3NextForCausalLM has recurrent",
                      [] { (void)Engine::load(drafting_options("llama", "qwen3_next")); });
-  EngineOptions options = drafting_options("llama", "");
+  EngineOptions options = drafting_options("llama", "gemma2");
+  options.kv_dtype = DType::bf16;
+  const DeviceInfo gpu{.kind = DeviceKind::cuda, .name = "sm_90", .sm = 90, .cores = 132};
+  test::expect_error(ErrorCode::unsupported, "steps with drafts have run on the CPU only",
+                     [&] { (void)Engine::plan(options, gpu); });
+  options = drafting_options("llama", "");
   options.speculate = "draft:/nowhere";
   test::expect_error(ErrorCode::io, "/nowhere", [&] { (void)Engine::load(options); });
   options.speculate = "draft:";
