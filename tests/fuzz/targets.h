@@ -164,7 +164,7 @@ inline void read_json_schema(std::span<const uint8_t> data) {
   const std::string_view choices = bytes.substr(std::min(end + 1, bytes.size()));
   for (size_t i = 0; i < std::min<size_t>(choices.size(), 64) && state.may_continue(); ++i) {
     grammar::TokenMask mask;
-    state.mask(256, mask);
+    state.mask(small_tokens()->vocabulary(), mask);
     int chosen = static_cast<uint8_t>(choices[i]);
     for (int byte = 0; byte < 256; ++byte) {
       grammar::GrammarState next = state;
