@@ -81,7 +81,10 @@ std::span<const Field<EngineOptions>> fields_of<EngineOptions>() {
       field<&Options::prefix_levels>("prefix_levels"),
       field<&Options::min_prefix_savings>("min_prefix_savings"),
       field<&Options::workspace_budget>("workspace_budget"),
-      field<&Options::overlap>("overlap")};
+      field<&Options::overlap>("overlap"),
+      field<&Options::speculate>("speculate"),
+      field<&Options::max_drafts>("max_drafts"),
+      field<&Options::always_speculate>("always_speculate")};
   return table;
 }
 
@@ -95,7 +98,8 @@ void bind_loading(nb::module_& module, nb::class_<SharedEngine>& engine) {
               "max_context: int = 0, threads: int = 0, prefix_cache: bool = True, "
               "batch_invariant: bool = False, cuda_graphs: bool = True, max_graph_requests: int = "
               "256, prefix_levels: int = 2, min_prefix_savings: int | None = None, "
-              "workspace_budget: int = ..., overlap: bool | None = None) -> Engine"),
+              "workspace_budget: int = ..., overlap: bool | None = None, speculate: str = '', "
+              "max_drafts: int = 4, always_speculate: bool = False) -> Engine"),
       "Loads a checkpoint folder. Options are those of EngineOptions; kv_dtype None is fp32, on a "
       "GPU bf16.");
   module.def("explain", &explain, nb::arg("path"), nb::arg("device") = "cpu", nb::arg("arguments"),

@@ -142,6 +142,7 @@ void bind_counters(nb::module_& module) {
       .def_ro("products", &EngineMemory::products)
       .def_ro("batch", &EngineMemory::batch)
       .def_ro("graphs", &EngineMemory::graphs)
+      .def_ro("drafter", &EngineMemory::drafter)
       .def_prop_ro("total", &EngineMemory::total)
       .def("explain", &EngineMemory::explain, "Returns one line with all parts that are not 0.");
   nb::class_<EngineStats>(module, "EngineStats", "Counters of an engine, copied when read.",
@@ -157,6 +158,11 @@ void bind_counters(nb::module_& module) {
       .def_ro("prefix_queries", &EngineStats::prefix_queries)
       .def_ro("prefix_hits", &EngineStats::prefix_hits)
       .def_ro("preemptions", &EngineStats::preemptions)
+      .def_ro("draft_steps", &EngineStats::draft_steps)
+      .def_ro("draft_requests", &EngineStats::draft_requests)
+      .def_ro("drafts", &EngineStats::drafts)
+      .def_ro("accepted_drafts", &EngineStats::accepted_drafts)
+      .def_ro("speculation_gain", &EngineStats::speculation_gain)
       .def_ro("kv_pages", &EngineStats::kv_pages)
       .def_ro("kv_pages_free", &EngineStats::kv_pages_free);
 }

@@ -986,6 +986,7 @@ class EngineMemory:
     products: int
     batch: int
     graphs: int
+    drafter: int
     total: int
     def explain(self) -> str: ...
 
@@ -1001,6 +1002,11 @@ class EngineStats:
     prefix_queries: int
     prefix_hits: int
     preemptions: int
+    draft_steps: int
+    draft_requests: int
+    drafts: int
+    accepted_drafts: int
+    speculation_gain: float
     kv_pages: int
     kv_pages_free: int
 
@@ -1045,6 +1051,9 @@ class Engine:
         min_prefix_savings: int | None = None,
         workspace_budget: int = ...,
         overlap: bool | None = None,
+        speculate: str = "",
+        max_drafts: int = 4,
+        always_speculate: bool = False,
     ) -> Engine:
         """Loads a checkpoint folder. Options are those of EngineOptions; kv_dtype None is fp32, on a GPU bf16."""
     def generate(

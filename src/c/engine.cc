@@ -27,6 +27,8 @@ fovea_engine_options default_options() {
   to.min_prefix_savings = -1;
   to.workspace_budget = from.workspace_budget;
   to.overlap = from.overlap ? static_cast<int32_t>(*from.overlap) : -1;
+  to.max_drafts = from.max_drafts;
+  to.always_speculate = from.always_speculate ? 1 : 0;
   return to;
 }
 
@@ -59,6 +61,9 @@ EngineOptions to_options(const fovea_engine_options* options) {
   if (from.min_prefix_savings != -1) to.min_prefix_savings = from.min_prefix_savings;
   to.workspace_budget = from.workspace_budget;
   if (from.overlap != -1) to.overlap = to_flag(from.overlap, "overlap");
+  if (from.speculate != nullptr) to.speculate = from.speculate;
+  to.max_drafts = from.max_drafts;
+  to.always_speculate = to_flag(from.always_speculate, "always_speculate");
   return to;
 }
 
@@ -95,6 +100,11 @@ fovea_engine_stats to_stats(const Engine& engine) {
   to.kv_pages = from.kv_pages;
   to.kv_pages_free = from.kv_pages_free;
   to.memory_bytes = from.memory.total();
+  to.draft_steps = from.draft_steps;
+  to.draft_requests = from.draft_requests;
+  to.drafts = from.drafts;
+  to.accepted_drafts = from.accepted_drafts;
+  to.speculation_gain = from.speculation_gain;
   return to;
 }
 

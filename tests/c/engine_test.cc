@@ -266,6 +266,43 @@ TEST(EngineInC, TextLogitsAndDescriptions) {
   EXPECT_EQ(fovea_engine_destroy(engine), FOVEA_OK);
 }
 
+TEST(EngineInC, SpeculatesAndCountsDrafts) {
+  fovea_engine_options options;
+  ASSERT_EQ(fovea_engine_options_init(&options, sizeof options), FOVEA_OK);
+  EXPECT_EQ(options.speculate, nullptr);
+  EXPECT_EQ(options.max_drafts, EngineOptions{}.max_drafts);
+  options.model_path = kModel.c_str();
+  options.threads = 1;
+  options.max_context = 256;
+  options.kv_memory_bytes = 16 << 20;
+  const std::string speculate = "draft:" + kModel;
+  options.speculate = speculate.c_str();
+  options.max_drafts = 3;
+  options.always_speculate = 1;
+  fovea_engine* engine = nullptr;
+  ASSERT_EQ(fovea_engine_load(&options, &engine), FOVEA_OK) << fovea_last_error();
+  const CRequest given;
+  int64_t id = 0;
+  ASSERT_EQ(fovea_engine_add(engine, &given.request, &id), FOVEA_OK) << fovea_last_error();
+  int32_t steps = 0, idle = 0;
+  for (; idle == 0; ++steps) {
+    ASSERT_EQ(fovea_engine_step(engine, nullptr, nullptr), FOVEA_OK) << fovea_last_error();
+    ASSERT_EQ(fovea_engine_idle(engine, &idle), FOVEA_OK);
+  }
+  EXPECT_LT(steps, 12) << "as many as tokens";
+  fovea_engine_stats stats;
+  ASSERT_EQ(fovea_engine_stats_init(&stats, sizeof stats), FOVEA_OK);
+  ASSERT_EQ(fovea_engine_get_stats(engine, &stats), FOVEA_OK);
+  EXPECT_EQ(stats.draft_steps, stats.draft_requests);
+  EXPECT_GT(stats.draft_steps, 0);
+  EXPECT_LE(stats.drafts, 3 * stats.draft_steps);
+  EXPECT_GT(stats.accepted_drafts, 0);
+  EXPECT_EQ(fovea_engine_destroy(engine), FOVEA_OK);
+  options.always_speculate = 7;
+  EXPECT_EQ(fovea_engine_load(&options, &engine), FOVEA_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(fovea_last_error()).find("always_speculate"), std::string::npos);
+}
+
 TEST(EngineInC, PlanDescribesWithoutReading) {
   fovea_engine_options options;
   ASSERT_EQ(fovea_engine_options_init(&options, sizeof options), FOVEA_OK);

@@ -35,6 +35,9 @@ typedef struct fovea_engine_options {
   int64_t workspace_budget;
   int32_t overlap;   // enqueue the next step while one runs; default -1: off, see EngineOptions
   int32_t reserved;  // 0
+  const char* speculate;     // "ngram", "draft:FOLDER"; NULL: off
+  int32_t max_drafts;        // guessed tokens per request and step; default 4
+  int32_t always_speculate;  // 1: also where steps without guesses are faster
 } fovea_engine_options;
 FOVEA_C_API fovea_status fovea_engine_options_init(fovea_engine_options* options,
                                                    size_t struct_size);
@@ -226,7 +229,11 @@ typedef struct fovea_engine_stats {
   int64_t prefix_queries, prefix_hits;  // tokens
   int64_t preemptions;
   int64_t kv_pages, kv_pages_free;
-  uint64_t memory_bytes;  // on the device
+  uint64_t memory_bytes;            // on the device
+  int64_t draft_steps;              // steps that verified guessed tokens
+  int64_t draft_requests;           // requests with such tokens, summed over these steps
+  int64_t drafts, accepted_drafts;  // guessed tokens; those that became text
+  double speculation_gain;  // tokens/s of steps with drafts over those without; 0: not measured
 } fovea_engine_stats;
 FOVEA_C_API fovea_status fovea_engine_stats_init(fovea_engine_stats* stats, size_t struct_size);
 FOVEA_C_API fovea_status fovea_engine_get_stats(const fovea_engine* engine,
