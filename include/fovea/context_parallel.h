@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "fovea/api.h"
+#include "fovea/attention_backend.h"
 #include "fovea/attention_spec.h"
 #include "fovea/communicator.h"
 #include "fovea/merge_states.h"
@@ -127,6 +128,30 @@ class ContextExchange {
 // Error{invalid_argument} naming the field that is out of range, or Error{unsupported} for a
 // communicator of a GPU, which has no kernels for this yet.
 std::unique_ptr<ContextExchange> make_context_exchange(const ContextExchangeShape& shape,
+                                                       Communicator& ranks, ThreadPool& threads);
+
+struct ContextBackendOptions {
+  AttentionSpec spec = {};  // the local backend's: q heads of all ranks, needs_lse, no sinks
+  ContextShards shards = {};
+  int32_t page_size = 0;  // tokens of a page of the rank's pool
+  ContextMerge merge = ContextMerge::all_to_all;
+};
+
+// Returns the limits that the local backend of make_context_backend() is selected for.
+BatchLimits local_limits(const ContextShards& shards, const BatchLimits& limits);
+
+// Returns a backend that does the steps above with `local`, a backend over the rank's pool. All
+// ranks plan the same batches and run the same layers:
+// - Batches are those of the whole: lengths, and tables and out_slots over pages of page_size *
+//   ranks tokens. Every new token becomes a request of its own, so prompts take long. Hints and
+//   positions are not used.
+// - LayerTensors have q, out, lse and sinks of the rank's own heads, and the new k and v of all kv
+//   heads; mla: q with its rotary part, and the weights of all heads.
+// Its workspace is the local backend's; the states that are exchanged take memory of their own. The
+// communicator and the threads must outlive it. Throws as make_context_exchange(), and
+// Error{invalid_argument} with the reasons of why_not_context_parallel() or naming a field.
+std::unique_ptr<AttentionBackend> make_context_backend(std::unique_ptr<AttentionBackend> local,
+                                                       const ContextBackendOptions& options,
                                                        Communicator& ranks, ThreadPool& threads);
 
 }  // namespace fovea

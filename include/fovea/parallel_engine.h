@@ -15,6 +15,11 @@ struct ParallelOptions {
   // Ranks that share the model, in [1, 64]. Each holds a part of the heads, of the columns of MLPs
   // and experts, and of the vocabulary's logits; norms, routers and embeddings are on all.
   int32_t tensor_parallel = 1;
+  // 1, or tensor_parallel: the tokens of each request are distributed over the ranks, too, in
+  // layers whose attention allows it (why_not_context_parallel()); a token is then cached on one
+  // rank instead of on all that hold its kv head. Layers with windows, chunks or recurrent states
+  // stay divided by heads. page_size counts the tokens of a page on one rank.
+  int32_t context_parallel = 1;
   // How the ranks, threads of this process, communicate.
   ThreadCommunicatorOptions communicator = {};
 };
@@ -32,5 +37,14 @@ struct ParallelOptions {
 // heads cannot be divided, Error{unsupported} for a device other than the CPU.
 std::unique_ptr<Engine> load_parallel_engine(const EngineOptions& options,
                                              const ParallelOptions& parallel);
+
+// Loads one rank of such an engine, for ranks of any other kind: processes over MPI, for example.
+// Every rank calls this and then all functions of its engine alike, in the same order, with equal
+// options and requests; each gets all events. `threads` and `kv_memory_bytes` are those of the
+// rank; the latter must be given, because all ranks need the same caches. With share_contexts the
+// ranks distribute contexts, as with ParallelOptions::context_parallel. The communicator must
+// outlive the engine. If a call throws on one rank only, abort the communicator: it fails all.
+std::unique_ptr<Engine> load_engine_rank(const EngineOptions& options, Communicator& ranks,
+                                         bool share_contexts);
 
 }  // namespace fovea

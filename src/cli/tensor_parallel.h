@@ -12,6 +12,10 @@ inline void add_tensor_parallel(CLI::App& command, ParallelOptions& options) {
       .add_option("--tp", options.tensor_parallel,
                   "ranks that share the model, threads of this process; on a CPU")
       ->capture_default_str();
+  command
+      .add_option("--dcp", options.context_parallel,
+                  "ranks that distribute the tokens of a request, too: 1, or as --tp")
+      ->capture_default_str();
 }
 
 }  // namespace fovea::cli

@@ -8,6 +8,7 @@
 
 #include "attention/validate/spec.h"
 #include "core/check.h"
+#include "fovea/context_parallel.h"
 
 namespace fovea {
 namespace {
@@ -35,7 +36,8 @@ KvCacheSpec kv_cache_spec(const LayerGroup& group, const EngineOptions& options)
   cache.kv_heads = group.spec.kv_heads;
   cache.head_dim = cached_key_dim(group.spec);
   cache.head_dim_v = cached_value_dim(group.spec);
-  cache.page_size = options.page_size;
+  // Pages of the allocator are pages of all ranks that hold the context together.
+  cache.page_size = options.page_size / group.context_ranks;
   cache.window = reach(group.spec);
   // The CPU kernel reads the keys of a tile head by head.
   if (options.device == "cpu") cache.order = KvOrder::hnd;
@@ -86,7 +88,8 @@ std::vector<GroupSelection> select_group_backends(const ModelInfo& model,
     selection.request.spec = group.spec;
     selection.request.spec.batch_invariant = options.batch_invariant;
     if (caches[g].kv) selection.request.cache = *caches[g].kv;
-    selection.request.limits = limits;
+    selection.request.limits =
+        group.context_ranks > 1 ? local_limits({group.context_ranks, 1}, limits) : limits;
     selection.request.device = device;
     const BackendRegistry& registry = *options.registry;
     const bool linear = is_linear(group.spec.kind);
@@ -111,13 +114,23 @@ std::vector<GroupSelection> select_group_backends(const ModelInfo& model,
 }
 
 std::unique_ptr<AttentionBackend> create_group_backend(const GroupSelection& selection,
-                                                       const BackendContext& context) {
+                                                       const BackendContext& context,
+                                                       const GroupRanks& ranks) {
   std::unique_ptr<AttentionBackend> backend = selection.prefill.chosen->create(context);
   const BackendEntry& decode = decode_entry(selection);
   if (&decode != selection.prefill.chosen) {
     backend = compose_by_phase(std::move(backend), decode.create(context));
   }
-  backend->reserve(selection.request.limits);
+  if (ranks.context_ranks == 1) {
+    backend->reserve(selection.request.limits);
+    return backend;
+  }
+  backend = make_context_backend(std::move(backend),
+                                 {.spec = context.spec,
+                                  .shards = {ranks.context_ranks, 1},
+                                  .page_size = selection.request.cache.page_size},
+                                 *ranks.communicator, *context.threads);
+  backend->reserve(ranks.limits);
   return backend;
 }
 

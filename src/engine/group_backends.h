@@ -26,9 +26,18 @@ std::vector<GroupSelection> select_group_backends(const ModelInfo& model,
                                                   const BatchLimits& limits,
                                                   const DeviceInfo& device);
 
+// The ranks of a group whose context is distributed, and the limits of its batches; those of the
+// selection are a rank's own.
+struct GroupRanks {
+  int32_t context_ranks = 1;  // LayerGroup::context_ranks
+  Communicator* communicator = nullptr;
+  BatchLimits limits = {};
+};
+
 // Creates the selected backend and reserves its buffers.
 std::unique_ptr<AttentionBackend> create_group_backend(const GroupSelection& selection,
-                                                       const BackendContext& context);
+                                                       const BackendContext& context,
+                                                       const GroupRanks& ranks = {});
 
 std::string explain(const GroupSelection& selection);
 

@@ -33,7 +33,7 @@ std::vector<std::string> load_notes(const EngineOptions& options, const ModelInf
 
 std::shared_ptr<ModelDevice> make_model_device(const EngineOptions& options,
                                                const DeviceInfo& device, ThreadPool& threads,
-                                               Communicator* ranks) {
+                                               const ModelRanks& ranks) {
   if (device.kind == DeviceKind::cpu) return make_host_device(threads, ranks);
   return make_cuda_device({.index = device.index,
                            .max_rows = options.max_batch_tokens,
@@ -63,7 +63,7 @@ void add_drafter(const EngineOptions& options, DeviceInfo device, std::optional<
   parts.draft_model = std::move(draft->model);
 }
 
-std::unique_ptr<Engine> load_checked(const EngineOptions& given, Communicator* ranks) {
+std::unique_ptr<Engine> load_checked(const EngineOptions& given, const ModelRanks& ranks) {
   EngineOptions options = given;
   std::unique_ptr<BackendRegistry> own_registry;
   if (options.registry == nullptr) {
@@ -77,8 +77,7 @@ std::unique_ptr<Engine> load_checked(const EngineOptions& given, Communicator* r
   // Each of several ranks has the whole draft model.
   std::optional<DraftModel> draft;
   if (has_draft_model(options)) {
-    draft =
-        load_draft_model(options, make_model_device(options, device, *threads, nullptr), *threads);
+    draft = load_draft_model(options, make_model_device(options, device, *threads, {}), *threads);
   }
 
   const ModelInfo& info = model->info();
@@ -114,11 +113,9 @@ std::unique_ptr<Engine> load_checked(const EngineOptions& given, Communicator* r
 
 }  // namespace
 
-std::unique_ptr<Engine> Engine::load(const EngineOptions& options) {
-  return load_engine(options, nullptr);
-}
+std::unique_ptr<Engine> Engine::load(const EngineOptions& options) { return load_engine(options); }
 
-std::unique_ptr<Engine> load_engine(const EngineOptions& options, Communicator* ranks) {
+std::unique_ptr<Engine> load_engine(const EngineOptions& options, const ModelRanks& ranks) {
   check_engine_options(options);
   try {
     return load_checked(options, ranks);

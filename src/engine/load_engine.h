@@ -4,13 +4,14 @@
 
 #include <memory>
 
-#include "fovea/communicator.h"
 #include "fovea/engine.h"
+#include "model/device.h"
 
 namespace fovea {
 
-// Does what Engine::load() does. With `ranks`, which must outlive the engine, the model is the part
-// of the communicator's rank; the device must be the CPU.
-std::unique_ptr<Engine> load_engine(const EngineOptions& options, Communicator* ranks);
+// Does what Engine::load() does. With ranks, the model is the part of the communicator's rank,
+// which must outlive the engine; the device must be the CPU. If they share contexts,
+// options.page_size counts the tokens of a page on all ranks together.
+std::unique_ptr<Engine> load_engine(const EngineOptions& options, const ModelRanks& ranks = {});
 
 }  // namespace fovea

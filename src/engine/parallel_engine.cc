@@ -28,7 +28,7 @@ class ParallelEngine final : public Engine {
         communicators_(make_thread_communicators(parallel.tensor_parallel, parallel.communicator)),
         threads_(parallel.tensor_parallel) {
     for (const auto& communicator : communicators_) {
-      ranks_.push_back(load_engine(options, communicator.get()));
+      ranks_.push_back(load_engine(options, {communicator.get(), parallel.context_parallel > 1}));
     }
   }
   // Ends calls that wait before the engines and the communicators go.
@@ -204,20 +204,39 @@ class ParallelEngine final : public Engine {
   mutable EngineStats stats_;
 };
 
+DeviceInfo check_device_of_ranks(const EngineOptions& options, int ranks) {
+  const DeviceInfo device = find_device(options.device);
+  if (device.kind != DeviceKind::cpu && ranks > 1) {
+    fail(ErrorCode::unsupported,
+         "the model has {} ranks, device is {}: models are distributed on the CPU only", ranks,
+         options.device);
+  }
+  return device;
+}
+
 }  // namespace
+
+std::unique_ptr<Engine> load_engine_rank(const EngineOptions& options, Communicator& ranks,
+                                         bool share_contexts) {
+  check_engine_options(options);
+  check_device_of_ranks(options, ranks.size());
+  check_argument(options.kv_memory_bytes > 0,
+                 "kv_memory_bytes is 0, must be given: all ranks need the same caches");
+  EngineOptions of_rank = options;
+  if (share_contexts) of_rank.page_size *= ranks.size();
+  return load_engine(of_rank, {&ranks, share_contexts});
+}
 
 std::unique_ptr<Engine> load_parallel_engine(const EngineOptions& options,
                                              const ParallelOptions& parallel) {
   const int32_t ranks = parallel.tensor_parallel;
   check_argument(ranks >= 1 && ranks <= kMaxRanks, "tensor_parallel is {}, must be in [1, {}]",
                  ranks, kMaxRanks);
+  const int32_t contexts = parallel.context_parallel;
+  check_argument(contexts == 1 || contexts == ranks,
+                 "context_parallel is {}, must be 1 or as tensor_parallel, {}", contexts, ranks);
   check_engine_options(options);
-  const DeviceInfo device = find_device(options.device);
-  if (device.kind != DeviceKind::cpu && ranks > 1) {
-    fail(ErrorCode::unsupported,
-         "tensor_parallel is {}, device is {}: models are distributed on the CPU only", ranks,
-         options.device);
-  }
+  const DeviceInfo device = check_device_of_ranks(options, ranks);
   if (ranks == 1) return Engine::load(options);
   if (!options.speculate.empty() && !options.always_speculate) {
     fail(ErrorCode::unsupported,
@@ -228,6 +247,7 @@ std::unique_ptr<Engine> load_parallel_engine(const EngineOptions& options,
   EngineOptions of_rank = options;
   const int threads = options.threads > 0 ? options.threads : available_cores();
   of_rank.threads = std::max(1, threads / ranks);
+  of_rank.page_size *= contexts;
   const size_t budget =
       options.kv_memory_bytes > 0 ? options.kv_memory_bytes : free_memory(device.device()) / 2;
   of_rank.kv_memory_bytes = std::max<size_t>(1, budget / static_cast<size_t>(ranks));

@@ -375,6 +375,9 @@ std::unique_ptr<Model> make_decoder(DecoderParts parts) {
   parts.checkpoint->check_intact();
   for (LayerGroup& group : parts.info.groups) {
     group.spec.q_dtype = parts.device->activation_dtype();
+    if (shares_context(group.spec, *parts.device)) {
+      group.context_ranks = parts.device->ranks()->size();
+    }
   }
   return std::make_unique<DecoderModel>(std::move(parts));
 }

@@ -151,21 +151,24 @@ LatentParts read_latent_attention(const JsonObject& config, const Weights& weigh
   return parts;
 }
 
-// Keeps the heads of the device's rank. All ranks compute and cache the latents.
+// Keeps the heads of the device's rank. All ranks compute the latents. If they distribute the
+// context, each attends for all heads and needs the up-projections of all.
 void shard(LatentParts& parts, const ModelDevice& device) {
   const RankOf rank(device);
   if (rank.alone()) return;
   const MlaSpec& mla = parts.spec.mla;
-  const HeadShard heads = heads_of(parts.spec, rank);
+  const HeadShard heads = heads_of(parts.spec, device);
   const int64_t q_width = int64_t{mla.nope_dim} + mla.rope_dim;
-  const auto head_bytes = parts.kv_b.w_uk_head_stride *
-                          static_cast<int64_t>(dtype_bytes(parts.kv_b.dtype)) * heads.q_begin;
   parts.q_b = outputs_of(parts.q_b, {heads.q_begin * q_width, heads.q_heads * q_width});
-  parts.kv_b.w_uk = static_cast<const std::byte*>(parts.kv_b.w_uk) + head_bytes;
-  parts.kv_b.w_uv = static_cast<const std::byte*>(parts.kv_b.w_uv) + head_bytes;
+  if (!shares_context(parts.spec, device)) {
+    const auto bytes = parts.kv_b.w_uk_head_stride *
+                       static_cast<int64_t>(dtype_bytes(parts.kv_b.dtype)) * heads.q_begin;
+    parts.kv_b.w_uk = static_cast<const std::byte*>(parts.kv_b.w_uk) + bytes;
+    parts.kv_b.w_uv = static_cast<const std::byte*>(parts.kv_b.w_uv) + bytes;
+  }
   parts.o = inputs_of(
       parts.o, {int64_t{heads.q_begin} * mla.v_dim, int64_t{heads.q_heads} * mla.v_dim}, rank);
-  parts.spec = shard_spec(parts.spec, device);
+  parts.spec.q_heads = heads.q_heads;
 }
 
 int64_t read_expert_count(const JsonObject& config) {

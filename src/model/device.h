@@ -154,6 +154,8 @@ class ModelDevice {
   virtual DType activation_dtype() const = 0;
   // The ranks that share the model by tensor parallelism; null: this device has all of it.
   virtual Communicator* ranks() const { return nullptr; }
+  // True if these ranks also distribute the contexts of layers that allow it.
+  virtual bool shares_contexts() const { return false; }
 
   // Places weights, which stay valid as long as the device. A tensor is stored once even if it is
   // placed twice, which is recognised by its data or, for generated values, by its object. Throws
@@ -226,8 +228,13 @@ class ModelDevice {
   virtual void soft_cap(float* x, float cap, int64_t count) = 0;  // x becomes cap * tanh(x / cap)
 };
 
-// Makes the CPU device. `threads` runs its kernels; it and `ranks`, if given, must outlive the
-// device. Weights stay in the mapped checkpoint.
-std::unique_ptr<ModelDevice> make_host_device(ThreadPool& threads, Communicator* ranks = nullptr);
+// The ranks of a model on the CPU; see ModelDevice.
+struct ModelRanks {
+  Communicator* communicator = nullptr;  // must outlive the device
+  bool share_contexts = false;
+};
+// Makes the CPU device. `threads` runs its kernels and must outlive it. Weights stay in the mapped
+// checkpoint.
+std::unique_ptr<ModelDevice> make_host_device(ThreadPool& threads, const ModelRanks& ranks = {});
 
 }  // namespace fovea

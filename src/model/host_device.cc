@@ -39,14 +39,15 @@ void norm_heads(const Norm& norm, HeadView x, HeadView out, int64_t rows, int32_
 
 class HostDevice final : public ModelDevice {
  public:
-  HostDevice(ThreadPool& threads, Communicator* ranks) : threads_(threads), ranks_(ranks) {}
+  HostDevice(ThreadPool& threads, const ModelRanks& ranks) : threads_(threads), ranks_(ranks) {}
 
   DeviceKind kind() const override { return DeviceKind::cpu; }
   int sm() const override { return 0; }
   ThreadPool* threads() const override { return &threads_; }
   Stream stream() const override { return nullptr; }
   DType activation_dtype() const override { return DType::f32; }
-  Communicator* ranks() const override { return ranks_; }
+  Communicator* ranks() const override { return ranks_.communicator; }
+  bool shares_contexts() const override { return ranks_.share_contexts; }
 
   const std::byte* place(const StoredTensor& tensor, std::string_view) override {
     if (tensor.data != nullptr) return tensor.data;
@@ -201,7 +202,7 @@ class HostDevice final : public ModelDevice {
 
  private:
   ThreadPool& threads_;
-  Communicator* ranks_;
+  const ModelRanks ranks_;
   std::deque<std::vector<float>> vectors_;
   std::map<const StoredTensor*, std::shared_ptr<std::byte>> made_;
   size_t owned_bytes_ = 0;
@@ -209,7 +210,7 @@ class HostDevice final : public ModelDevice {
 
 }  // namespace
 
-std::unique_ptr<ModelDevice> make_host_device(ThreadPool& threads, Communicator* ranks) {
+std::unique_ptr<ModelDevice> make_host_device(ThreadPool& threads, const ModelRanks& ranks) {
   return std::make_unique<HostDevice>(threads, ranks);
 }
 

@@ -24,6 +24,9 @@ struct LayerGroup {
   AttentionSpec spec;
   std::vector<int32_t> layers;  // model layers, in the order of their index in the pool
   StateCacheSpec state;         // for linear kinds only
+  // Ranks that hold the context together, each with all kv heads; 1: each rank has its own heads.
+  // `spec` then has the q heads of all ranks.
+  int32_t context_ranks = 1;
 };
 
 // The longest context that the engine serves, independent of the model.

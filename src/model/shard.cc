@@ -2,6 +2,7 @@
 #include "model/shard.h"
 
 #include "core/check.h"
+#include "fovea/context_parallel.h"
 
 namespace fovea {
 namespace {
@@ -33,8 +34,19 @@ Linear inputs_of(Linear linear, ShardRange range, const RankOf& rank) {
   return linear;
 }
 
-HeadShard heads_of(const AttentionSpec& whole, const RankOf& rank) {
-  return shard_heads(whole.q_heads, whole.kv_heads, rank.size, rank.rank);
+bool shares_context(const AttentionSpec& spec, const ModelDevice& device) {
+  return device.shares_contexts() && !RankOf(device).alone() &&
+         why_not_context_parallel(spec).empty();
+}
+
+HeadShard heads_of(const AttentionSpec& whole, const ModelDevice& device) {
+  const RankOf rank(device);
+  if (!shares_context(whole, device)) {
+    return shard_heads(whole.q_heads, whole.kv_heads, rank.size, rank.rank);
+  }
+  HeadShard heads = shard_heads(whole.q_heads, 1, rank.size, rank.rank);
+  heads.kv_heads = whole.kv_heads;
+  return heads;
 }
 
 AttentionSpec shard_spec(AttentionSpec whole, const ModelDevice& device) {
@@ -48,7 +60,12 @@ AttentionSpec shard_spec(AttentionSpec whole, const ModelDevice& device) {
     whole.linear.value_heads /= rank.size;
     return whole;
   }
-  const HeadShard heads = heads_of(whole, rank);
+  if (shares_context(whole, device)) {
+    whole.needs_lse = true;
+    whole.scores.has_sinks = false;
+    return whole;
+  }
+  const HeadShard heads = heads_of(whole, device);
   whole.q_heads = heads.q_heads;
   whole.kv_heads = heads.kv_heads;
   return whole;
@@ -64,7 +81,7 @@ void shard(SelfAttentionParts& parts, const ModelDevice& device) {
          rank.size);
   }
   const AttentionSpec& spec = parts.spec;
-  const HeadShard heads = heads_of(spec, rank);
+  const HeadShard heads = heads_of(spec, device);
   const int64_t q_width = int64_t{spec.head_dim} * (parts.has_output_gate ? 2 : 1);
   const int64_t k_width = spec.head_dim, v_width = spec.head_dim_v;
   int64_t k_first = 0, v_first = 0;  // rows of k and v in their matrices
@@ -81,7 +98,8 @@ void shard(SelfAttentionParts& parts, const ModelDevice& device) {
     parts.sinks =
         parts.sinks.subspan(static_cast<size_t>(heads.q_begin), static_cast<size_t>(heads.q_heads));
   }
-  parts.spec = shard_spec(spec, device);
+  parts.spec.q_heads = heads.q_heads;
+  parts.spec.kv_heads = heads.kv_heads;
 }
 
 void shard(MlpParts& parts, const ModelDevice& device) {

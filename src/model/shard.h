@@ -27,12 +27,17 @@ Linear outputs_of(Linear linear, ShardRange range);
 // Returns the matrix that reads only these inputs. Rank 0 keeps the bias, which is added once.
 Linear inputs_of(Linear linear, ShardRange range, const RankOf& rank);
 
+// Returns true if layers of this spec distribute their context over the device's ranks, which then
+// all have the layers' kv heads. Other layers of such a model are divided by kv heads.
+bool shares_context(const AttentionSpec& spec, const ModelDevice& device);
+
 // Returns the heads of the rank, from a spec with all heads.
-HeadShard heads_of(const AttentionSpec& whole, const RankOf& rank);
-// Returns the spec with these heads only. Linear layers are divided by key heads.
+HeadShard heads_of(const AttentionSpec& whole, const ModelDevice& device);
+// Returns the spec of the rank's backend: with these heads only or, if the context is distributed,
+// with all heads, LSE and without sinks. Linear layers are divided by key heads.
 AttentionSpec shard_spec(AttentionSpec whole, const ModelDevice& device);
 
-// parts.spec has all heads before and the rank's afterwards.
+// parts.spec has all heads before and those that the rank projects afterwards.
 void shard(SelfAttentionParts& parts, const ModelDevice& device);
 void shard(MlpParts& parts, const ModelDevice& device);
 

@@ -24,6 +24,10 @@ TEST(Cli, RanksGenerateTheReferenceText) {
   const ProgramResult result = fovea(two);
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(nlohmann::json::parse(result.out)["text"], prompt["greedy_64"]);
+  for (const char* const word : {"--dcp", "2"}) two.emplace_back(word);
+  const ProgramResult distributed = fovea(two);
+  ASSERT_EQ(distributed.exit_code, 0) << distributed.err;
+  EXPECT_EQ(nlohmann::json::parse(distributed.out)["text"], prompt["greedy_64"]);
   const ProgramResult refused = fovea(three);
   EXPECT_NE(refused.exit_code, 0);
   EXPECT_NE(refused.err.find("can be divided among 1, 2, 4"), std::string::npos) << refused.err;

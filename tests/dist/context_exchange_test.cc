@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ContextExchange: empty parts, idle ranks, and arguments.
+// ContextExchange and the backend over it: empty parts, idle ranks, and arguments.
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -67,6 +67,69 @@ TEST(ContextExchange, NamesTheArgument) {
                  [&] { exchange->gather_queries(dense_rows(rows, DType::bf16, 1, 4), four, 1); });
   expect_invalid("part.lse is absent", [&] { exchange->merge({four, {}}, {four, {}}, 1); });
   expect_invalid("merged.out is absent", [&] { exchange->merge({four, NaturalLse(lse)}, {}, 1); });
+}
+
+// A backend that the tests below never run.
+class NoBackend final : public AttentionBackend {
+ public:
+  std::string_view name() const override { return "none"; }
+  size_t workspace_bytes(const BatchLimits&) const override { return 0; }
+  void reserve(const BatchLimits&, std::span<std::byte>) override {}
+  void plan(const BatchView&, Stream) override { ++plans; }
+  void forward(const LayerTensors&, Stream) override {}
+  int plans = 0;
+};
+
+TEST(ContextBackend, NamesTheArgument) {
+  const auto self = make_self_communicator();
+  ThreadPool threads(1);
+  ContextBackendOptions options;
+  options.spec = {.q_heads = 2, .kv_heads = 1, .head_dim = 8, .head_dim_v = 8, .needs_lse = true};
+  options.page_size = 4;
+  const auto refuse = [&](std::string_view part, auto change) {
+    ContextBackendOptions changed = options;
+    change(changed);
+    expect_invalid(part, [&] {
+      (void)make_context_backend(std::make_unique<NoBackend>(), changed, *self, threads);
+    });
+  };
+  refuse("shards.ranks is 2, the communicator has 1", [](auto& o) { o.shards.ranks = 2; });
+  refuse("spec: window", [](auto& o) { o.spec.window = 3; });
+  refuse("needs_lse is false", [](auto& o) { o.spec.needs_lse = false; });
+  refuse("has_sinks is true", [](auto& o) { o.spec.scores.has_sinks = true; });
+  refuse("q_heads is 0", [](auto& o) { o.spec.q_heads = 0; });
+  refuse("interleave is 3, must divide page_size, 4", [](auto& o) { o.shards.interleave = 3; });
+  expect_invalid("local is null",
+                 [&] { (void)make_context_backend(nullptr, options, *self, threads); });
+
+  auto owned = std::make_unique<NoBackend>();
+  NoBackend& local = *owned;
+  const auto backend = make_context_backend(std::move(owned), options, *self, threads);
+  EXPECT_EQ(backend->name(), "context(none)");
+  expect_invalid("plan() before reserve()", [&] { backend->plan({}); });
+  backend->reserve({.max_requests = 1, .max_tokens = 2, .max_q_len = 2, .max_kv_len = 8});
+  expect_invalid("forward() without a plan", [&] { backend->forward({}); });
+  const std::vector<int32_t> indptr = {0, 2}, lens = {9}, rows = {0}, pages = {1, 2};
+  BatchView batch{.mode = ForwardMode::extend, .requests = 1, .tokens = 2};
+  batch.q_indptr = indptr;
+  batch.kv_lens = lens;
+  batch.request_rows = rows;
+  batch.table = {.entries = pages.data(), .stride = 2, .entry_tokens = 4, .rows = 1};
+  expect_invalid("kv_lens[0] is 9, at most 8", [&] { backend->plan(batch); });
+  const std::vector<int32_t> fits = {8}, wrong_row = {1};
+  batch.kv_lens = fits;
+  batch.request_rows = wrong_row;
+  expect_invalid("request_rows[0] is 1, must be in [0, 1)", [&] { backend->plan(batch); });
+  batch.request_rows = rows;
+  batch.requests = 2;
+  expect_invalid("requests is 2, must be in [0, 1]", [&] { backend->plan(batch); });
+  batch.requests = 1;
+  batch.table.stride = 1;
+  expect_invalid("kv_lens[0] is 8, a row of table has 4 tokens", [&] { backend->plan(batch); });
+  EXPECT_EQ(local.plans, 0);
+  batch.table.stride = 2;
+  backend->plan(batch);
+  EXPECT_EQ(local.plans, 1);
 }
 
 }  // namespace

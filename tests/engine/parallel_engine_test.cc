@@ -38,11 +38,14 @@ EngineOptions options_for(const std::string& folder) {
   return options;
 }
 
-class TextOfRanks : public testing::TestWithParam<std::tuple<const char*, int>> {
+// Model, ranks, and true if they distribute contexts, too.
+class TextOfRanks : public testing::TestWithParam<std::tuple<const char*, int, bool>> {
  protected:
   std::string model() const { return std::get<0>(GetParam()); }
   std::unique_ptr<Engine> load(EngineOptions options) const {
-    return load_parallel_engine(options, {.tensor_parallel = std::get<1>(GetParam())});
+    const auto& [name, ranks, contexts] = GetParam();
+    return load_parallel_engine(
+        options, {.tensor_parallel = ranks, .context_parallel = contexts ? ranks : 1});
   }
 };
 
@@ -63,12 +66,27 @@ TEST_P(TextOfRanks, IsTheReferences) {
 }
 
 INSTANTIATE_TEST_SUITE_P(TwoRanks, TextOfRanks,
-                         testing::Combine(testing::ValuesIn(kTestModels), testing::Values(2)));
+                         testing::Combine(testing::ValuesIn(kTestModels), testing::Values(2),
+                                          testing::Bool()));
 // The other models have two heads.
 INSTANTIATE_TEST_SUITE_P(FourRanks, TextOfRanks,
                          testing::Combine(testing::Values("llama", "qwen3", "gpt_oss",
                                                           "llama4_text"),
-                                          testing::Values(4)));
+                                          testing::Values(4), testing::Bool()));
+
+// A rank caches its own tokens only: with one kv head, which heads alone would copy to all ranks,
+// the same memory holds twice the tokens.
+TEST(ParallelEngine, DistributedContextsTakeLessMemory) {
+  EngineOptions options = options_for(model_folder("qwen3"));
+  options.kv_memory_bytes = size_t{8} << 20;
+  options.max_context = 256;
+  const auto tokens = [&](int32_t contexts) {
+    const auto engine =
+        load_parallel_engine(options, {.tensor_parallel = 2, .context_parallel = contexts});
+    return engine->stats().kv_pages * options.page_size * contexts;
+  };
+  EXPECT_NEAR(static_cast<double>(tokens(2)) / static_cast<double>(tokens(1)), 2, 0.1);
+}
 
 // Sampling is by the same seed on all ranks, and tokens drawn ahead are theirs, too.
 TEST(ParallelEngine, SampledTextIsThatOfOneRank) {
@@ -168,6 +186,9 @@ TEST(ParallelEngine, NamesTheArgument) {
   };
   expect_invalid("tensor_parallel is 0, must be in [1, 64]", [&] { load(0); });
   expect_invalid("tensor_parallel is 65", [&] { load(65); });
+  expect_invalid("context_parallel is 4, must be 1 or as tensor_parallel, 2", [&] {
+    (void)load_parallel_engine(options, {.tensor_parallel = 2, .context_parallel = 4});
+  });
   expect_invalid("ranks is 3, 4 q heads and 2 kv heads can be divided among 1, 2, 4",
                  [&] { load(3); });
   const auto engine = load_parallel_engine(options, {.tensor_parallel = 2});
