@@ -204,12 +204,18 @@ class ParallelEngine final : public Engine {
   mutable EngineStats stats_;
 };
 
-DeviceInfo check_device_of_ranks(const EngineOptions& options, int ranks) {
+DeviceInfo check_ranks(const EngineOptions& options, int ranks) {
   const DeviceInfo device = find_device(options.device);
   if (device.kind != DeviceKind::cpu && ranks > 1) {
     fail(ErrorCode::unsupported,
          "the model has {} ranks, device is {}: models are distributed on the CPU only", ranks,
          options.device);
+  }
+  if (ranks > 1 && !options.speculate.empty() && !options.always_speculate) {
+    fail(ErrorCode::unsupported,
+         "speculate is {}, tensor_parallel is {}: ranks would measure different steps and choose "
+         "different drafts; set always_speculate",
+         options.speculate, ranks);
   }
   return device;
 }
@@ -219,7 +225,7 @@ DeviceInfo check_device_of_ranks(const EngineOptions& options, int ranks) {
 std::unique_ptr<Engine> load_engine_rank(const EngineOptions& options, Communicator& ranks,
                                          bool share_contexts) {
   check_engine_options(options);
-  check_device_of_ranks(options, ranks.size());
+  check_ranks(options, ranks.size());
   check_argument(options.kv_memory_bytes > 0,
                  "kv_memory_bytes is 0, must be given: all ranks need the same caches");
   EngineOptions of_rank = options;
@@ -236,14 +242,8 @@ std::unique_ptr<Engine> load_parallel_engine(const EngineOptions& options,
   check_argument(contexts == 1 || contexts == ranks,
                  "context_parallel is {}, must be 1 or as tensor_parallel, {}", contexts, ranks);
   check_engine_options(options);
-  const DeviceInfo device = check_device_of_ranks(options, ranks);
+  const DeviceInfo device = check_ranks(options, ranks);
   if (ranks == 1) return Engine::load(options);
-  if (!options.speculate.empty() && !options.always_speculate) {
-    fail(ErrorCode::unsupported,
-         "speculate is {}, tensor_parallel is {}: ranks would measure different steps and choose "
-         "different drafts; set always_speculate",
-         options.speculate, ranks);
-  }
   EngineOptions of_rank = options;
   const int threads = options.threads > 0 ? options.threads : available_cores();
   of_rank.threads = std::max(1, threads / ranks);
