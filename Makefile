@@ -4,7 +4,7 @@ MODEL ?=
 JOBS ?= $(shell nproc)
 CACHE = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)
 
-.PHONY: help demo serve test test-gpu mutants build fovea configure bench results kernels python test-python test-clients test-vllm test-sglang sanitize fuzz format deps clean
+.PHONY: help demo serve test test-gpu gpu-bundle mutants build fovea configure bench results kernels python test-python test-clients test-vllm test-sglang sanitize fuzz format deps clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -33,6 +33,9 @@ deps: ## Debian packages this build needs
 
 test-gpu: build kernels ## the tests that need a GPU; without one they are skipped
 	FOVEA_KERNEL_PACK=$(CURDIR)/$(BUILD)/kernels.pack ctest --test-dir $(BUILD) -L gpu --output-on-failure
+
+gpu-bundle: build kernels ## build/gpu_tests.tar.xz: those tests for a machine without a compiler (SM=90: kernels of sm_90 only)
+	tools/gpu_bundle.py $(BUILD) $(BUILD)/gpu_tests.tar.xz $(if $(SM),--sm $(SM))
 
 mutants: deps ## bugs put into a copy of the sources one by one; a test must find each (MUTANTS=pattern for some)
 	tools/mutants.py --only '$(or $(MUTANTS),*)' --jobs $(JOBS)
