@@ -19,7 +19,6 @@ struct SkinnySizes {
   static constexpr int kCopies = kColumnBlocks * 2 * kChunks;  // copies of a lane for a stage
   static constexpr int kStageBytes = kCopies * kThreads * 16;
   static constexpr int kStages = (64 << 10) / kStageBytes;
-  static constexpr int kBlocksPerSm = 3;
   // After the products, the sums of all warps take the place of the stages.
   static constexpr int kPartFloats = kColumnTile * kRowTile;
   // Behind the stages are the factors of the rows.
