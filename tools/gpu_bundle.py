@@ -21,7 +21,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-# What every Linux with the driver has.
+# Every Linux with the driver has these.
 SYSTEM_LIBRARIES = re.compile(r"(ld-linux-x86-64|libc|libm|libdl|librt|libpthread|libgcc_s|libstdc\+\+)\.so")
 PACK_HEADER = 16  # 8 bytes of magic and version, 8 of the size of the index
 
