@@ -194,7 +194,7 @@ void bind_specs(nb::module_& module) {
   bind_value_type<StateCacheSpec>(
       module, "StateCacheSpec",
       "def __init__(self, *, layers: int = 1, conv_dim: int = 0, conv_width: int = 0, heads: int = "
-      "0, rows: int = 0, columns: int = 0) -> None",
+      "0, rows: int = 0, columns: int = 0, dtype: DType | str = 'fp32') -> None",
       "Layout of the recurrent states of linear layers.")
       .def_prop_ro("bytes_per_slot", &StateCacheSpec::bytes_per_slot);
   bind_value_type<BatchLimits>(
