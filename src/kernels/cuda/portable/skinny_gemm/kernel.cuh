@@ -4,12 +4,12 @@
 //   weight ---cp.async--> [stage 0|1|...] of each lane --> mma.sync --> sums of 8 warps --> out
 //   x ---------------------------------------------------> registers
 //
-// The eight warps of a block share k and add their sums in the order of their numbers. The weight
-// is the left operand of mma.sync, so that up to 8 rows of x are one instruction. A sum over k has
-// no order, so a lane takes 8 neighbours in k of a row, 16 bytes, where the instruction has two
-// pairs of pairs: what it copies to shared memory is what it multiplies, and stages need no
-// barrier. Copies of the weight begin before the preceding kernel has ended, since no kernel writes
-// weights; the factors of a norm are found while they arrive.
+// The eight warps of a block share k and add their sums in the order of k. The weight is the left
+// operand of mma.sync, so that up to 8 rows of x are one instruction. A sum over k has no order, so
+// a lane takes 8 neighbours in k of a row, 16 bytes, where the instruction has two pairs of pairs:
+// what it copies to shared memory is what it multiplies, and stages need no barrier. Copies of the
+// weight begin before the preceding kernel has ended, since no kernel writes weights; the factors
+// of a norm are found while they arrive.
 #pragma once
 
 #include "kernels/cuda/portable/skinny_gemm/config.cuh"
@@ -113,26 +113,26 @@ struct SkinnyGemm {
     }
   }
 
-  // Adds the products of the warp's part of k. Neighbouring warps take neighbouring pieces, so that
-  // the block reads long stretches of each row at a time.
+  // Adds the products of the warp's part of k.
   __device__ void multiply(float (&sums)[kColumnBlocks][kRowBlocks][4]) const {
+    const int steps = params.k / Sizes::kDepth;
     const int warp = threadIdx.x / 32;
-    const int count = (params.k / Sizes::kDepth - warp + Sizes::kWarps - 1) / Sizes::kWarps;
-    const auto depth_of = [&](int step) { return (step * Sizes::kWarps + warp) * Sizes::kDepth; };
+    const int begin = steps * warp / Sizes::kWarps;
+    const int end = steps * (warp + 1) / Sizes::kWarps;
     for (int stage = 0; stage < kStages; ++stage) {
-      if (stage < count) copy_stage(stage, depth_of(stage));
+      if (begin + stage < end) copy_stage(stage, (begin + stage) * Sizes::kDepth);
       commit_copies();
     }
     wait_and_allow_next();
     ProductOutputs{params, factors}.find_factors(warp, Sizes::kWarps);
-    if (count <= 0) return;
-    Operand operand = load_x(depth_of(0));
+    if (begin == end) return;
+    Operand operand = load_x(begin * Sizes::kDepth);
     int stage = 0;
-    for (int step = 0; step < count; ++step) {
-      const Operand next = load_x(depth_of(min(step + 1, count - 1)));
+    for (int step = begin; step < end; ++step) {
+      const Operand next = load_x(min(step + 1, end - 1) * Sizes::kDepth);
       wait_copies<kStages - 1>();
       multiply_stage(stage, operand, sums);
-      if (step + kStages < count) copy_stage(stage, depth_of(step + kStages));
+      if (step + kStages < end) copy_stage(stage, (step + kStages) * Sizes::kDepth);
       commit_copies();
       operand = next;
       stage = stage + 1 == kStages ? 0 : stage + 1;
