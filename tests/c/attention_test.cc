@@ -186,6 +186,7 @@ TEST(AttentionInC, LinearLayersGiveTheSameBits) {
     state.heads = pool.heads;
     state.rows = pool.rows;
     state.columns = pool.columns;
+    state.dtype = static_cast<fovea_dtype>(pool.dtype);
     fovea_state_pool* states = nullptr;
     fovea_thread_pool* threads = nullptr;
     ASSERT_EQ(fovea_state_pool_create(&state, 2, {FOVEA_CPU, 0}, &states), FOVEA_OK)
