@@ -78,8 +78,9 @@ class ProductBench {
     return matrices_.data<std::byte>() + static_cast<size_t>(turn % sets_) * bytes;
   }
 
-  gpu::MatmulParams matmul(const ProductResult& product, int32_t turn) const {
-    gpu::MatmulParams params;
+  template <typename Params>
+  Params params_of(const ProductResult& product, int32_t turn) const {
+    Params params{};
     params.x = x_.data();
     params.weight = matrix(product.shape, turn);
     params.out = out_.data();
@@ -91,17 +92,11 @@ class ProductBench {
     return params;
   }
 
+  gpu::MatmulParams matmul(const ProductResult& product, int32_t turn) const {
+    return params_of<gpu::MatmulParams>(product, turn);
+  }
   cuda::SkinnyGemmParams skinny(const ProductResult& product, int32_t turn) const {
-    cuda::SkinnyGemmParams params{};
-    params.x = x_.data();
-    params.weight = matrix(product.shape, turn);
-    params.out = out_.data();
-    params.x_stride = params.weight_stride = product.shape.k;
-    params.out_stride = product.shape.n;
-    params.rows = product.rows;
-    params.n = product.shape.n;
-    params.k = product.shape.k;
-    return params;
+    return params_of<cuda::SkinnyGemmParams>(product, turn);
   }
 
   // Runs turn 0 over an output of NaN.

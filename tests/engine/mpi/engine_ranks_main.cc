@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/reference_text.h"
+#include "engine/small_engine.h"
 #include "fovea/mpi_communicator.h"
 #include "fovea/parallel_engine.h"
 #include "support/expect_error.h"
@@ -17,13 +18,10 @@ namespace {
 std::unique_ptr<Communicator> world;
 
 EngineOptions options_for(const char* model) {
-  EngineOptions options;
-  options.model_path = model_folder(model);
-  options.kv_memory_bytes = size_t{32} << 20;
+  EngineOptions options = small_options(model);
   options.max_context = 1024;
   options.max_requests = 8;
   options.max_batch_tokens = 256;
-  options.threads = 1;
   return options;
 }
 
