@@ -18,7 +18,6 @@
 #include "fovea/kernel_pack.h"
 #include "fovea/verify_model.h"
 #include "support/error_budget.h"
-#include "support/expect_error.h"
 
 namespace fovea {
 namespace {
@@ -316,7 +315,7 @@ TEST_P(GpuModels, PerplexityIsThatOfTheReference) {
 
 INSTANTIATE_TEST_SUITE_P(Models, GpuModels,
                          ::testing::Values("llama", "qwen3", "gemma2", "gpt_oss", "deepseek_v3",
-                                           "llama4_text"),
+                                           "llama4_text", "qwen3_next"),
                          [](const auto& test) { return std::string(test.param); });
 
 // The tiny checkpoints of testdata/goldens. Their networks are random, so each has its own error
@@ -350,14 +349,6 @@ TEST_P(GpuGoldens, LogitsAreWithinTwiceTheLossOfBf16) {
 
 INSTANTIATE_TEST_SUITE_P(Models, GpuGoldens, ::testing::ValuesIn(golden_models()),
                          [](const auto& test) { return test.param; });
-
-TEST(GpuModelsRefused, NameTheReason) {
-  if (!why_no_gpu().empty()) GTEST_SKIP() << why_no_gpu();
-  for (const char* model : {"qwen3_next"}) {
-    test::expect_error(ErrorCode::unsupported, "runs on the CPU only",
-                       [&] { Engine::load(options_for(model)); });
-  }
-}
 
 }  // namespace
 }  // namespace fovea
