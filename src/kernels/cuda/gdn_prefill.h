@@ -28,7 +28,7 @@ struct GdnPrefillBatch {
 };
 
 // Device memory. Strides count elements; those of q, k and v are multiples of 8, that of `out` is a
-// multiple of 2.
+// multiple of 4.
 struct GdnPrefillTensors {
   const void* q = nullptr;  // [tokens, key_heads, 128] bf16
   const void* k = nullptr;  // the same

@@ -18,6 +18,8 @@ constexpr int kStages = 3;
 constexpr int kWarps = 4;  // warps of a warpgroup
 
 using Tile = uint16_t[kGdnChunk][kGdnBoxWidth];
+// Outputs of a chunk, rows of tokens with padding, so that rows begin in different banks.
+using OutputTile = float[kGdnChunk][kBlockValues + 8];
 
 // A thread of a warpgroup, and its place in matrices of 64 rows, 16 a warp.
 struct Place {
@@ -56,6 +58,7 @@ struct WalkMemory {
   Stage stages[kStages];
   Handover<Tile[kBoxes]> state;  // before the chunk: rows of values
   Handover<Tile> values;         // new values: rows of values, columns of tokens
+  alignas(16) OutputTile out;    // 16 rows a warp
   TransactionBarrier full[kStages], empty[kStages];
 };
 
