@@ -35,12 +35,17 @@ struct Shape {
   const char* name;
   AttentionKind kind;
   LinearSpec linear;
+  DType states = DType::f32;
 };
 
 constexpr Shape kShapes[] = {
     {"delta 16/32",
      AttentionKind::gated_delta_net,
      {.key_heads = 16, .value_heads = 32, .key_dim = 128, .value_dim = 128, .conv_width = 4}},
+    {"delta 16/32 bf16 states",
+     AttentionKind::gated_delta_net,
+     {.key_heads = 16, .value_heads = 32, .key_dim = 128, .value_dim = 128, .conv_width = 4},
+     DType::bf16},
     {"mamba2 128",
      AttentionKind::mamba2,
      {.key_heads = 8, .value_heads = 128, .key_dim = 128, .value_dim = 64, .conv_width = 4}},
@@ -63,14 +68,15 @@ constexpr Load kLoads[] = {
 
 constexpr int64_t kCacheBytes = int64_t{256} << 20;  // more than any cache holds
 
-int64_t state_bytes(const LinearSpec& linear) {
-  return int64_t{linear.value_heads} * linear.value_dim * linear.key_dim * int64_t{sizeof(float)};
+int64_t state_bytes(const Shape& shape) {
+  const LinearSpec& linear = shape.linear;
+  return int64_t{linear.value_heads} * linear.value_dim * linear.key_dim *
+         static_cast<int64_t>(dtype_bytes(shape.states));
 }
 
 double floor_seconds(const Shape& shape, const Load& load, const GpuCeilings& ceilings) {
   const int32_t copies = 2 + (load.snapshots ? load.tokens : 0);
-  return static_cast<double>(load.requests * copies * state_bytes(shape.linear)) /
-         ceilings.copy_bytes;
+  return static_cast<double>(load.requests * copies * state_bytes(shape)) / ceilings.copy_bytes;
 }
 
 class Layers {
@@ -78,20 +84,21 @@ class Layers {
   Layers(const Shape& shape, const Load& load, MeasureKernels& kernels, Stream stream)
       : shape_(shape), load_(load), tokens_(load.requests * load.tokens) {
     const LinearSpec& linear = shape.linear;
-    const int64_t held = load.requests * state_bytes(linear);
+    const int64_t held = load.requests * state_bytes(shape);
     StateCacheSpec states{.layers = static_cast<int32_t>(kCacheBytes / held) + 2,
                           .conv_dim = linear.conv_dim(),
                           .conv_width = linear.conv_width,
                           .heads = linear.value_heads,
                           .rows = linear.value_dim,
-                          .columns = linear.key_dim};
+                          .columns = linear.key_dim,
+                          .dtype = shape.states};
     const int32_t slots = 1 + load.requests + (load.snapshots ? tokens_ : 0);
     const Device device = kernels.context().info().device();
     pool_ = make_state_pool(states, slots, device);
     for (int32_t i = 0; i < states.layers; ++i) {
       const StateLayerView view = pool_->layer(i);
       const auto seed = static_cast<uint32_t>(i + 1);
-      kernels.fill_noise(view.state, DType::f32, view.state_slot_stride * slots, seed, 1, 0,
+      kernels.fill_noise(view.state, shape.states, view.state_slot_stride * slots, seed, 1, 0,
                          stream);
       kernels.fill_noise(view.conv, DType::f32, view.conv_slot_stride * slots, seed, 1, 0, stream);
     }

@@ -40,7 +40,6 @@ std::vector<Contract> contracts() {
   const BackendRegistry registry = BackendRegistry::builtin();
   for (const BackendEntry& entry : registry.entries()) {
     for (const LinearCase& test : test::linear_cases()) {
-      if (test::on_gpu() && test.state_dtype != DType::f32) continue;  // refused by name
       if (entry.reject(request_of(test, 1)).empty()) contracts.push_back({entry, test});
     }
   }
@@ -317,18 +316,6 @@ GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Linear);
 INSTANTIATE_TEST_SUITE_P(Builtin, Linear, ::testing::ValuesIn(contracts()), [](const auto& param) {
   return param.param.entry.name + "_" + param.param.test.name;
 });
-
-TEST(LinearContract, GpusRefuseStatesOf16Bits) {
-  if (!test::on_gpu()) GTEST_SKIP() << "a CPU takes them";
-  if (!test::why_no_test_device().empty()) GTEST_SKIP() << test::why_no_test_device();
-  const BackendRegistry registry = BackendRegistry::builtin();
-  for (const LinearCase& test : test::linear_cases()) {
-    if (test.state_dtype == DType::f32) continue;
-    const LinearData data = make_data(test);
-    test::expect_error(ErrorCode::unsupported, "linear_cuda takes fp32",
-                       [&] { LinearRun run(*registry.find("linear_cuda"), test, data, 1); });
-  }
-}
 
 TEST(LinearContract, EveryCaseIsServed) {
   if (!test::why_no_test_device().empty()) GTEST_SKIP() << test::why_no_test_device();

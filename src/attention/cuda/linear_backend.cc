@@ -23,6 +23,17 @@ cuda::RecurrenceKind recurrence_of(const AttentionSpec& spec) {
                                             : cuda::RecurrenceKind::delta;
 }
 
+cuda::StateType state_type(DType dtype) {
+  switch (dtype) {
+    case DType::bf16:
+      return cuda::StateType::bf16;
+    case DType::f16:
+      return cuda::StateType::f16;
+    default:
+      return cuda::StateType::f32;
+  }
+}
+
 // Requests of fewer tokens are faster token by token.
 constexpr int32_t kMinChunked = 64;
 
@@ -132,11 +143,6 @@ class CudaLinear final : public CudaBackendBase {
 CudaLinear::CudaLinear(std::string_view name, const BackendContext& context)
     : CudaBackendBase(name, context), params_(recurrence_params(spec())) {
   gpu::KernelStore& store = cuda::kernel_store();
-  const DType state_dtype = states()->spec().dtype;
-  if (state_dtype != DType::f32) {
-    fail(ErrorCode::unsupported, "state dtype is {}, {} takes {}", dtype_name(state_dtype), name,
-         dtype_name(DType::f32));
-  }
   const int sm = device_info().sm;
   planner_ = cuda::LinearPlanner(sm, store);
   recurrence_ = cuda::RecurrentKernels(
@@ -149,8 +155,9 @@ CudaLinear::CudaLinear(std::string_view name, const BackendContext& context)
   }
   for (int32_t i = 0; i < states()->spec().layers; ++i) {
     layers_.push_back(states()->layer(i));
-    check_state_alignment(layers_.back(), state_dtype, i);
+    check_state_alignment(layers_.back(), states()->spec().dtype, i);
   }
+  params_.state_type = state_type(states()->spec().dtype);
 }
 
 void CudaLinear::check_batch(const BatchView& batch) const {
@@ -205,7 +212,7 @@ void CudaLinear::run_layer(const LayerTensors& tensors, gpu::Launcher launcher) 
   params_.log_decay = tensors.linear.log_decay;
   params_.strength = tensors.linear.beta;
   params_.skip = tensors.linear.skip;
-  params_.state = state.state_as<float>();
+  params_.state = state.state;
   params_.state_slot_stride = state.state_slot_stride;
   params_.result = static_cast<float*>(tensors.out.data);
   params_.result_stride = tensors.out.token_stride;
@@ -227,6 +234,7 @@ void CudaLinear::run_chunks(gpu::Launcher launcher) {
   tensors.log_decay = params_.log_decay;
   tensors.beta = params_.strength;
   tensors.state = params_.state;
+  tensors.state_type = params_.state_type;
   tensors.state_slot_stride = params_.state_slot_stride;
   tensors.out = params_.result;
   tensors.out_token_stride = params_.result_stride;

@@ -36,7 +36,8 @@ struct GdnPrefillTensors {
   int64_t q_token_stride = 0, k_token_stride = 0, v_token_stride = 0;
   const float* log_decay = nullptr;  // [tokens, value_heads], ln(alpha)
   const float* beta = nullptr;       // [tokens, value_heads]
-  float* state = nullptr;            // [slots, value_heads, 128, 128]: rows of values
+  void* state = nullptr;             // [slots, value_heads, 128, 128]: rows of values
+  StateType state_type = StateType::f32;
   int64_t state_slot_stride = 0;
   float* out = nullptr;  // [tokens, value_heads, 128]
   int64_t out_token_stride = 0;

@@ -63,13 +63,14 @@ struct alignas(64) GdnPrefillParams {
   const StateSpan* spans;
   GdnPlan plan;
   GdnTerms* terms;  // [max_chunks, value_heads]
-  float* state;     // [slots, value_heads, 128, 128]: rows of values
+  void* state;      // [slots, value_heads, 128, 128] of state_type: rows of values
   int64_t state_slot_stride;
   float* out;  // [tokens, value_heads, 128]
   int64_t out_token_stride;
   int32_t key_heads, value_heads;
   float scale;
   int32_t l2_normalise;
+  StateType state_type;
 };
 
 }  // namespace fovea::kernels::cuda

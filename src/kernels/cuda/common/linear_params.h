@@ -54,6 +54,10 @@ struct CausalConvKernelParams {
   int32_t keeps_windows;  // no request has more than one token, so windows are stored at once
 };
 
+// Type of states in memory. States of 16 bits are rounded after every token, which reads them
+// before that.
+enum class StateType : int32_t { f32, bf16, f16 };
+
 // One step of a state S [rows, columns] of a head, with vectors `in` and `out` of the token:
 //   delta rule: S = decay S + strength (value - decay S in) in^T, result = scale * S out
 //   mamba2:     S = decay S + strength value in^T,                result = S out + skip * value
@@ -69,12 +73,13 @@ struct RecurrenceParams {
   const float* log_decay;  // [tokens, heads]
   const float* strength;   // [tokens, heads]
   const float* skip;       // mamba2: [heads] or null
-  float* state;            // [slots, heads, rows, columns]
+  void* state;             // [slots, heads, rows, columns] of state_type
   int64_t state_slot_stride;
   float* result;  // [tokens, heads, rows]
   int64_t result_stride;
-  float scale;             // delta rule
-  int32_t l2_normalise;    // delta rule: `in` and `out` are divided by their norms
+  float scale;           // delta rule
+  int32_t l2_normalise;  // delta rule: `in` and `out` are divided by their norms
+  StateType state_type;
   int32_t state_is_ready;  // the preceding kernel waited for all that wrote states and the plan
 };
 

@@ -78,8 +78,10 @@ struct RecurrenceConfig {
     return __fmaf_rn(params.skip ? params.skip[place.head] : 0.0f, value, read);
   }
 
-  __device__ static void take_snapshot(const Params& params, const Place& place, int32_t token,
-                                       const State& state) {
+  // Rounds the state as it is in memory, and stores it where a snapshot is asked for.
+  __device__ static void finish_token(const Params& params, const Place& place, int32_t token,
+                                      State& state) {
+    state.round(params);
     if (params.plan.snapshot_slots == nullptr) return;
     const int32_t slot = params.plan.snapshot_slots[token];
     if (slot >= 0) state.store(params, place, slot);
@@ -110,7 +112,7 @@ struct RecurrenceConfig {
                      result_of(params, place, factors.out, values[r], reads[r]));
       }
     }
-    take_snapshot(params, place, token, state);
+    finish_token(params, place, token, state);
   }
 
   // The first `count` tokens of a tile. Sums of eight tokens' results meet in one exchange, after
@@ -136,7 +138,7 @@ struct RecurrenceConfig {
         update(state, in, staged.factors[t], values);
 #pragma unroll
         for (int r = 0; r < Shape::kRows; ++r) parts[r][i] = state.rows[r].partial_dot(out);
-        take_snapshot(params, place, first + t, state);
+        finish_token(params, place, first + t, state);
       }
       const int32_t own = begin + place.column / 4;
 #pragma unroll

@@ -59,6 +59,42 @@ struct LaneValues {
     }
   }
 
+  // The same with values of 16 bits in memory.
+  template <Type kType>
+  __device__ void load_16(const uint16_t* first, int32_t count) {
+    const auto* const from = reinterpret_cast<const uint2*>(first);
+#pragma unroll
+    for (int v = 0; v < Shape::kVectors; ++v) {
+      uint2 four = {};
+      if (v * 4 * Shape::kRowLanes < count) four = from[v * Shape::kRowLanes];
+      const float2 low = unpack<kType>(four.x), high = unpack<kType>(four.y);
+      at[4 * v] = low.x;
+      at[4 * v + 1] = low.y;
+      at[4 * v + 2] = high.x;
+      at[4 * v + 3] = high.y;
+    }
+  }
+  template <Type kType>
+  __device__ void store_16(uint16_t* first, int32_t count) const {
+    auto* const to = reinterpret_cast<uint2*>(first);
+#pragma unroll
+    for (int v = 0; v < Shape::kVectors; ++v) {
+      if (v * 4 * Shape::kRowLanes < count) {
+        __stcs(to + v * Shape::kRowLanes, uint2{pack<kType>(at[4 * v], at[4 * v + 1]),
+                                                pack<kType>(at[4 * v + 2], at[4 * v + 3])});
+      }
+    }
+  }
+  template <Type kType>
+  __device__ void round() {
+#pragma unroll
+    for (int i = 0; i < Shape::kValues; i += 2) {
+      const float2 rounded = unpack<kType>(pack<kType>(at[i], at[i + 1]));
+      at[i] = rounded.x;
+      at[i + 1] = rounded.y;
+    }
+  }
+
   // Returns the sum of products over the lane's own columns.
   __device__ float partial_dot(const LaneValues& other) const {
     float sums[4] = {};
@@ -115,12 +151,23 @@ struct StateRows {
                                 int r) {
     return place.row + r * Shape::kStep < params.rows;
   }
-  // Returns the thread's first value in a slot.
-  __device__ static float* address(const RecurrenceParams& params, const StatePlace<Shape>& place,
-                                   int32_t slot) {
-    return params.state + slot * params.state_slot_stride +
+  // Returns the index of the thread's first value in a slot.
+  __device__ static int64_t index(const RecurrenceParams& params, const StatePlace<Shape>& place,
+                                  int32_t slot) {
+    return slot * params.state_slot_stride +
            static_cast<int64_t>(place.head * params.rows + place.row) * params.columns +
            place.column;
+  }
+  // Calls body(row, index of its first value in the pool, values of the lane from there on).
+  template <typename Body>
+  __device__ void for_rows(const RecurrenceParams& params, const StatePlace<Shape>& place,
+                           int32_t slot, Body body) {
+    const int64_t first = index(params, place, slot);
+#pragma unroll
+    for (int r = 0; r < Shape::kRows; ++r) {
+      body(rows[r], first + int64_t{r} * Shape::kStep * params.columns,
+           exists(params, place, r) ? params.columns - place.column : 0);
+    }
   }
 
   __device__ void clear() {
@@ -132,18 +179,38 @@ struct StateRows {
   }
   __device__ void load(const RecurrenceParams& params, const StatePlace<Shape>& place,
                        int32_t slot) {
-    const float* from = address(params, place, slot);
-#pragma unroll
-    for (int r = 0; r < Shape::kRows; ++r, from += Shape::kStep * params.columns) {
-      rows[r].load(from, exists(params, place, r) ? params.columns - place.column : 0);
-    }
+    for_rows(params, place, slot, [&](LaneValues<Shape>& row, int64_t at, int32_t count) {
+      if (params.state_type == StateType::f32) {
+        row.load(static_cast<const float*>(params.state) + at, count);
+      } else if (params.state_type == StateType::bf16) {
+        row.template load_16<bf16>(static_cast<const uint16_t*>(params.state) + at, count);
+      } else {
+        row.template load_16<f16>(static_cast<const uint16_t*>(params.state) + at, count);
+      }
+    });
   }
   __device__ void store(const RecurrenceParams& params, const StatePlace<Shape>& place,
-                        int32_t slot) const {
-    float* to = address(params, place, slot);
+                        int32_t slot) {
+    for_rows(params, place, slot, [&](LaneValues<Shape>& row, int64_t at, int32_t count) {
+      if (params.state_type == StateType::f32) {
+        row.store(static_cast<float*>(params.state) + at, count);
+      } else if (params.state_type == StateType::bf16) {
+        row.template store_16<bf16>(static_cast<uint16_t*>(params.state) + at, count);
+      } else {
+        row.template store_16<f16>(static_cast<uint16_t*>(params.state) + at, count);
+      }
+    });
+  }
+  // Rounds the values to their type in memory.
+  __device__ void round(const RecurrenceParams& params) {
+    if (params.state_type == StateType::f32) return;
 #pragma unroll
-    for (int r = 0; r < Shape::kRows; ++r, to += Shape::kStep * params.columns) {
-      rows[r].store(to, exists(params, place, r) ? params.columns - place.column : 0);
+    for (int r = 0; r < Shape::kRows; ++r) {
+      if (params.state_type == StateType::bf16) {
+        rows[r].template round<bf16>();
+      } else {
+        rows[r].template round<f16>();
+      }
     }
   }
 };

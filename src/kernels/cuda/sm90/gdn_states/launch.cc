@@ -106,6 +106,7 @@ void GdnPrefill::run(const GdnPrefillBatch& batch, const GdnPrefillTensors& tens
   params.plan = parts.plan;
   params.terms = parts.terms;
   params.state = tensors.state;
+  params.state_type = tensors.state_type;
   params.state_slot_stride = tensors.state_slot_stride;
   params.out = tensors.out;
   params.out_token_stride = tensors.out_token_stride;

@@ -161,10 +161,10 @@ class StateWalk {
     named_barrier_wait(1, kWarpgroupThreads);
   }
 
-  // Returns the thread's first element of the state.
-  __device__ __forceinline__ float* state_at(const Walk& walk) const {
+  // Returns the index of the thread's first element of the state in the pool.
+  __device__ __forceinline__ int64_t first_of(const Walk& walk) const {
     const Place place;
-    return params_.state + walk.slot * params_.state_slot_stride +
+    return walk.slot * params_.state_slot_stride +
            (static_cast<int64_t>(walk.head) * kGdnDim + walk.first_value + place.row) * kGdnDim +
            place.column;
   }
@@ -172,21 +172,48 @@ class StateWalk {
   __device__ __forceinline__ static int offset(int i) {
     return i % 4 / 2 * 8 * kGdnDim + i / 4 * 8;
   }
+
   __device__ __forceinline__ void load_state(float (&state)[64], const Walk& walk) const {
-    const float* const from = state_at(walk);
+    const int64_t first = first_of(walk);
+    const auto* const halves = static_cast<const uint16_t*>(params_.state) + first;
 #pragma unroll
     for (int i = 0; i < 64; i += 2) {
-      const float2 two =
-          walk.from_zero ? float2{0, 0} : *reinterpret_cast<const float2*>(from + offset(i));
+      float2 two = {0, 0};
+      if (!walk.from_zero) {
+        const auto* const pair = reinterpret_cast<const uint32_t*>(halves + offset(i));
+        switch (params_.state_type) {
+          case StateType::f32:
+            two = *reinterpret_cast<const float2*>(static_cast<const float*>(params_.state) +
+                                                   first + offset(i));
+            break;
+          case StateType::bf16:
+            two = unpack<bf16>(*pair);
+            break;
+          case StateType::f16:
+            two = unpack<f16>(*pair);
+        }
+      }
       state[i] = two.x;
       state[i + 1] = two.y;
     }
   }
   __device__ __forceinline__ void store_state(const float (&state)[64], const Walk& walk) const {
-    float* const to = state_at(walk);
+    const int64_t first = first_of(walk);
+    auto* const halves = static_cast<uint16_t*>(params_.state) + first;
 #pragma unroll
     for (int i = 0; i < 64; i += 2) {
-      *reinterpret_cast<float2*>(to + offset(i)) = {state[i], state[i + 1]};
+      auto* const pair = reinterpret_cast<uint32_t*>(halves + offset(i));
+      switch (params_.state_type) {
+        case StateType::f32:
+          *reinterpret_cast<float2*>(static_cast<float*>(params_.state) + first + offset(i)) = {
+              state[i], state[i + 1]};
+          break;
+        case StateType::bf16:
+          *pair = pack<bf16>(state[i], state[i + 1]);
+          break;
+        case StateType::f16:
+          *pair = pack<f16>(state[i], state[i + 1]);
+      }
     }
   }
 
