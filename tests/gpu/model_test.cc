@@ -236,6 +236,7 @@ TEST_P(GpuModels, TextIsTheSameWithoutOverlap) {
     sampling.temperature = i % 3 == 0 ? 0.0f : 1.2f;
     sampling.stop_tokens = {5 + i, 40 + i, 80 + 2 * i};
   }
+  const bool has_states = model() == "qwen3_next";  // its passes follow one another
   std::vector<std::vector<GenerateResult>> results;
   for (const bool overlap : {true, false}) {
     EngineOptions options = options_for(model());
@@ -243,7 +244,7 @@ TEST_P(GpuModels, TextIsTheSameWithoutOverlap) {
     options.overlap = overlap;
     const std::unique_ptr<Engine> engine = Engine::load(options);
     results.push_back(engine->generate(requests));
-    EXPECT_EQ(engine->stats().overlapped_steps > 0, overlap);
+    EXPECT_EQ(engine->stats().overlapped_steps > 0, overlap && !has_states);
     engine->clear_prefix_cache();
     EXPECT_EQ(engine->stats().kv_pages_free, engine->stats().kv_pages);
   }
