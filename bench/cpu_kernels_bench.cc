@@ -45,7 +45,7 @@ void gemm(benchmark::State& state, DType dtype, bool weight_is_kn) {
 }
 
 // Qwen3-Next: 32 value heads of 128 x 128 over 16 key heads.
-void gated_delta_net(benchmark::State& state) {
+void gated_delta_net(benchmark::State& state, bool in_chunks) {
   const auto tokens = static_cast<int32_t>(state.range(0));
   constexpr int32_t kKeyHeads = 16, kValueHeads = 32, kDim = 128;
   constexpr int64_t kRow = (2 * kKeyHeads + kValueHeads) * kDim;
@@ -65,13 +65,14 @@ void gated_delta_net(benchmark::State& state) {
   params.value_heads = kValueHeads;
   params.key_dim = params.value_dim = kDim;
   params.l2_normalise_qk = true;
+  params.in_chunks = in_chunks;
   for (auto _ : state) kernels::cpu::gated_delta_net(params, threads());
   // Operations per element of the state: a dot product, decay and update, a dot product.
   report(state, 7.0 * tokens * kValueHeads * kDim * kDim, 4.0 * static_cast<double>(states.size()));
 }
 
 // 80 heads of 64 x 128 in one group.
-void mamba2(benchmark::State& state) {
+void mamba2(benchmark::State& state, bool in_chunks) {
   const auto tokens = static_cast<int32_t>(state.range(0));
   constexpr int32_t kHeads = 80, kDim = 64, kState = 128;
   constexpr int64_t kRow = kHeads * kDim + 2 * kState;
@@ -91,6 +92,7 @@ void mamba2(benchmark::State& state) {
   params.groups = 1;
   params.head_dim = kDim;
   params.state_dim = kState;
+  params.in_chunks = in_chunks;
   for (auto _ : state) kernels::cpu::mamba2(params, threads());
   report(state, 5.0 * tokens * kHeads * kDim * kState, 4.0 * static_cast<double>(states.size()));
 }
@@ -154,11 +156,18 @@ void tokens(benchmark::internal::Benchmark* cases) {
   best_of_ten(cases);
 }
 
+void prompts(benchmark::internal::Benchmark* cases) {
+  cases->Arg(16)->Arg(512);
+  best_of_ten(cases);
+}
+
 BENCHMARK_CAPTURE(gemm, bf16_nk, DType::bf16, false)->Apply(rows);
 BENCHMARK_CAPTURE(gemm, f32_nk, DType::f32, false)->Apply(rows);
 BENCHMARK_CAPTURE(gemm, bf16_kn, DType::bf16, true)->Apply(rows);
-BENCHMARK(gated_delta_net)->Apply(tokens);
-BENCHMARK(mamba2)->Apply(tokens);
+BENCHMARK_CAPTURE(gated_delta_net, by_token, false)->Apply(tokens)->Arg(16);
+BENCHMARK_CAPTURE(gated_delta_net, in_chunks, true)->Apply(prompts);
+BENCHMARK_CAPTURE(mamba2, by_token, false)->Apply(tokens)->Arg(16);
+BENCHMARK_CAPTURE(mamba2, in_chunks, true)->Apply(prompts);
 BENCHMARK(causal_conv)->Apply(tokens);
 BENCHMARK_CAPTURE(kv_write, bf16, DType::bf16)->Apply(best_of_ten);
 BENCHMARK_CAPTURE(kv_write, fp8_e4m3, DType::f8e4m3)->Apply(best_of_ten);

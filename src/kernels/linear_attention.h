@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Recurrences of linear layers over ragged batches. States are updated in place. A state slot of -1
 // marks padding: its tokens give 0 and no state is written. States of 16 bits are rounded after
-// every token, which reads them before that.
+// every token, which reads them before that, or after every chunk.
 #pragma once
 
 #include <cstdint>
@@ -51,6 +51,8 @@ struct GatedDeltaNetParams {
   int32_t key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0;
   float scale = 1;
   bool l2_normalise_qk = false;  // q and k divided by sqrt(sum of squares + 1e-6)
+  // Lets kernels compute prompts in chunks, which moves their last bits with the cuts of a prompt.
+  bool in_chunks = false;
 };
 
 // Mamba2 (arXiv:2405.21060): h_t = e^{a_t} h_{t-1} + dt_t x_t B_t^T, y_t = h_t C_t + D x_t. Head h
@@ -68,6 +70,40 @@ struct Mamba2Params {
   float* out = nullptr;  // [tokens, heads, head_dim]
   int64_t out_token_stride = 0;
   int32_t heads = 0, groups = 0, head_dim = 0, state_dim = 0;
+  bool in_chunks = false;  // as of GatedDeltaNetParams
+};
+
+// Kimi delta attention (arXiv:2510.26692): as GatedDeltaNetParams, with a decay for each column of
+// the state: S_t = S_{t-1} Diag(alpha_t) (I - beta_t k_t k_t^T) + beta_t v_t k_t^T.
+struct KdaParams {
+  StateBatch batch;
+  const float* qkv = nullptr;        // as GatedDeltaNetParams
+  const float* log_decay = nullptr;  // [tokens, value_heads, key_dim], ln(alpha)
+  const float* beta = nullptr;       // [tokens, value_heads]
+  void* state = nullptr;             // [slots, value_heads, value_dim, key_dim]
+  DType state_dtype = DType::f32;    // or bf16 or f16
+  int64_t state_slot_stride = 0;
+  float* out = nullptr;  // [tokens, value_heads, value_dim]
+  int64_t out_token_stride = 0;
+  int32_t key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0;
+  float scale = 1;
+  bool l2_normalise_qk = false;
+};
+
+// Lightning attention (arXiv:2401.04658): S_t = lambda S_{t-1} + v_t k_t^T, o_t = scale * S_t q_t,
+// with a fixed lambda for each head. Value head h uses key head h * key_heads / value_heads.
+struct LightningParams {
+  StateBatch batch;
+  const float* qkv = nullptr;        // as GatedDeltaNetParams
+  const float* log_decay = nullptr;  // [value_heads], ln(lambda)
+  void* state = nullptr;             // [slots, value_heads, value_dim, key_dim]
+  DType state_dtype = DType::f32;    // or bf16 or f16
+  int64_t state_slot_stride = 0;
+  float* out = nullptr;  // [tokens, value_heads, value_dim]
+  int64_t out_token_stride = 0;
+  int32_t key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0;
+  float scale = 1;
+  bool in_chunks = false;  // as of GatedDeltaNetParams
 };
 
 }  // namespace fovea::kernels

@@ -74,6 +74,13 @@ class Linear : public ::testing::TestWithParam<Contract> {
  protected:
   const LinearCase& test() const { return GetParam().test; }
 
+  // Returns the tokens of a prompt from which on it is computed in chunks if the spec is not
+  // batch-invariant; 0: never.
+  int32_t chunked_from() const {
+    if (GetParam().entry.name == "linear") return 64;
+    return test::test_device().sm == 90 && test().spec.q_dtype != DType::f32 ? 64 : 0;
+  }
+
   void expect_oracle(const LinearData& data, const std::vector<std::vector<float>>& outputs) {
     for (size_t i = 0; i < outputs.size(); ++i) {
       EXPECT_TRUE(is_close(test().spec, oracle(test(), data, i), outputs[i], {}))
@@ -181,7 +188,7 @@ TEST_P(Linear, SnapshotsUndoRejectedDrafts) {
       run.restore(longest, drafted - accepted);
       const std::vector<float> rest = run.run({{longest, prompt + accepted, length}});
       out.insert(out.end(), rest.begin(), rest.end());
-      if (test().spec.q_dtype == DType::f32) {
+      if (chunked_from() == 0) {
         EXPECT_EQ(out, want);
       } else {  // verified tokens and prompts may be rounded differently
         EXPECT_TRUE(is_close(test().spec, oracle(test(), data, longest), out, {}));
@@ -190,20 +197,38 @@ TEST_P(Linear, SnapshotsUndoRejectedDrafts) {
   }
 }
 
-// A prompt leaves a snapshot before its last token.
+// A prompt leaves snapshots: inside, where they end chunks, and before its last token. A request
+// that continues from one gives what the prompt gave, to the bit if the spec is batch-invariant.
 TEST_P(Linear, SnapshotsInsidePrompts) {
   const LinearData data = make_data(test());
   const auto longest = static_cast<size_t>(
       std::max_element(test().lengths.begin(), test().lengths.end()) - test().lengths.begin());
   const int32_t length = test().lengths[longest];
-  std::vector<int32_t> snapshots(static_cast<size_t>(length), -1);
-  snapshots[static_cast<size_t>(length) - 2] = 0;
-  LinearRun run(GetParam().entry, test(), data, 2);
-  const std::vector<float> all = run.run({{longest, 0, length}}, snapshots);
-  run.restore(longest, 0);
-  const std::vector<float> last = run.run({{longest, length - 1, length}});
-  EXPECT_TRUE(std::equal(last.begin(), last.end(), all.end() - static_cast<int64_t>(last.size())));
-  EXPECT_TRUE(run.others_untouched());
+  for (const bool invariant : {false, true}) {
+    Contract contract = GetParam();
+    contract.test.spec.batch_invariant = invariant;
+    if (!contract.entry.reject(request_of(contract.test, 1)).empty()) continue;
+    LinearRun run(contract.entry, contract.test, data, 2);
+    std::vector<int32_t> snapshots(static_cast<size_t>(length), -1);
+    const int32_t kept[] = {length / 2, length - 1};  // tokens that a snapshot has seen
+    for (int32_t i = 0; i < 2; ++i) snapshots[static_cast<size_t>(kept[i]) - 1] = i;
+    if (kept[0] == kept[1]) continue;
+    const std::vector<float> all = run.run({{longest, 0, length}}, snapshots);
+    EXPECT_TRUE(is_close(test().spec, oracle(test(), data, longest), all, {}));
+    for (int32_t i = 0; i < 2; ++i) {
+      SCOPED_TRACE(fmt::format("after {} of {} tokens, invariant {}", kept[i], length, invariant));
+      run.restore(longest, i);
+      const std::vector<float> last = run.run({{longest, kept[i], length}});
+      std::vector<float> joined(all.begin(), all.end() - static_cast<int64_t>(last.size()));
+      joined.insert(joined.end(), last.begin(), last.end());
+      if (invariant || chunked_from() == 0) {
+        EXPECT_EQ(joined, all);
+      } else {
+        EXPECT_TRUE(is_close(test().spec, oracle(test(), data, longest), joined, {}));
+      }
+    }
+    EXPECT_TRUE(run.others_untouched());
+  }
 }
 
 std::string error_of_snapshots(LinearRun& run, const std::vector<int32_t>& snapshots) {
@@ -297,18 +322,17 @@ TEST_P(Linear, WildSlotsHarmNobody) {
   EXPECT_TRUE(run.others_untouched());
 }
 
-// On Hopper prompts of 64 tokens and more have other bits than token by token.
+// Prompts that are computed in chunks have other bits than token by token.
 TEST_P(Linear, PromptsAreComputedInChunksWhereTheSpecAllowsIt) {
-  if (test::test_device().sm != 90 || test().spec.q_dtype == DType::f32) {
-    GTEST_SKIP() << "computes token by token";
-  }
+  if (chunked_from() == 0) GTEST_SKIP() << "computes token by token";
   Contract exact = GetParam();
   exact.test.spec.batch_invariant = true;
   const LinearData data = make_data(test());
   LinearRun one_by_one(exact.entry, exact.test, data, 1), chunked(exact.entry, test(), data, 1);
   for (size_t i = 0; i < test().lengths.size(); ++i) {
     const std::vector<Piece> pieces = {{i, 0, test().lengths[i]}};
-    EXPECT_EQ(chunked.run(pieces) == one_by_one.run(pieces), test().lengths[i] < 64) << i;
+    EXPECT_EQ(chunked.run(pieces) == one_by_one.run(pieces), test().lengths[i] < chunked_from())
+        << i;
   }
 }
 

@@ -78,6 +78,7 @@ class HostLinear final : public HostBackend {
     params.value_dim = spec().linear.value_dim;
     params.scale = softmax_scale(spec());
     params.l2_normalise_qk = layer.linear.l2_normalise_qk;
+    params.in_chunks = !spec().batch_invariant;
     kernels().gated_delta_net(params, threads());
   }
 
@@ -97,6 +98,7 @@ class HostLinear final : public HostBackend {
     params.groups = spec().linear.key_heads;
     params.head_dim = spec().linear.value_dim;
     params.state_dim = spec().linear.key_dim;
+    params.in_chunks = !spec().batch_invariant;
     kernels().mamba2(params, threads());
   }
 

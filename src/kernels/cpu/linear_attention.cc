@@ -44,23 +44,117 @@ void for_request_parts(const StateBatch& batch, ThreadPool& threads, int64_t ite
   });
 }
 
-// Cuts [heads, rows] of every request between groups of eight rows.
-template <typename Body>
-void for_head_parts(const StateBatch& batch, ThreadPool& threads, int32_t heads, int32_t rows,
-                    const Body& body) {
-  const int64_t total = static_cast<int64_t>(heads) * rows;
-  for_request_parts(batch, threads, total, 8,
-                    [&](const StateSpan& span, int64_t begin, int64_t end) {
-                      while (begin < end) {
-                        HeadRange range;
-                        range.head = static_cast<int32_t>(begin / rows);
-                        range.row_begin = static_cast<int32_t>(begin % rows);
-                        const int64_t head_end = std::min(end, (begin / rows + 1) * rows);
-                        range.row_end = range.row_begin + static_cast<int32_t>(head_end - begin);
-                        body(span, range);
-                        begin = head_end;
-                      }
-                    });
+// Fewer tokens are faster one by one: a chunk has to turn the state into panels and back.
+constexpr int64_t kMinChunkedTokens = 64;
+
+// Tells if the tokens of a request are computed in chunks. A snapshot ends a chunk.
+bool goes_in_chunks(const StateBatch& batch, const StateSpan& span, int32_t key_dim) {
+  if (key_dim > kMaxChunkKeys || span.end - span.begin < kMinChunkedTokens) return false;
+  int64_t pieces = 1;
+  for (int64_t token = span.begin; batch.snapshot_slots && token < span.end; ++token) {
+    if (batch.snapshot_slots[token] >= 0) ++pieces;
+  }
+  return span.end - span.begin >= pieces * kMinChunkedTokens;
+}
+
+// The two forms of a recurrence: by_token(span, HeadRange), and chunks of a layer.
+template <typename ByToken>
+struct Forms {
+  const ByToken& by_token;
+  const ChunkedLayer& layer;
+  bool in_chunks;
+  Isa isa;
+};
+
+// Cuts [heads, rows] of every request between groups of rows, and runs each in its form.
+template <typename ByToken>
+void run_heads(const Forms<ByToken>& forms, ThreadPool& threads) {
+  const ChunkedLayer& layer = forms.layer;
+  const auto run_chunks = FOVEA_FOR_ISA(forms.isa, chunked_rows);
+  // Chunks share the products of keys among rows, so that their parts are larger.
+  const int64_t step = forms.in_chunks ? 64 : 8, rows = layer.value_dim;
+  for_request_parts(
+      layer.batch, threads, layer.value_heads * rows, step,
+      [&](const StateSpan& span, int64_t begin, int64_t end) {
+        if (span.slot < 0) {
+          return clear_rows(layer.out + begin, span, layer.out_token_stride, end - begin);
+        }
+        if (forms.in_chunks && goes_in_chunks(layer.batch, span, layer.key_dim)) {
+          return run_chunks(layer, span, begin, end);
+        }
+        while (begin < end) {
+          const int64_t head = begin / rows;
+          const int64_t head_end = std::min(end, (head + 1) * rows);
+          forms.by_token(
+              span, HeadRange{static_cast<int32_t>(head), static_cast<int32_t>(begin - head * rows),
+                              static_cast<int32_t>(head_end - head * rows)});
+          begin = head_end;
+        }
+      });
+}
+
+// The parts that kinds with rows of q, k and v have in common.
+template <typename Params>
+ChunkedLayer qkv_layer(const Params& params) {
+  const int64_t keys = int64_t{params.key_heads} * params.key_dim;
+  ChunkedLayer layer;
+  layer.batch = params.batch;
+  layer.q = params.qkv;
+  layer.k = params.qkv + keys;
+  layer.v = params.qkv + 2 * keys;
+  layer.token_stride = 2 * keys + int64_t{params.value_heads} * params.value_dim;
+  layer.log_decay = params.log_decay;
+  layer.state = params.state;
+  layer.state_dtype = params.state_dtype;
+  layer.state_slot_stride = params.state_slot_stride;
+  layer.out = params.out;
+  layer.out_token_stride = params.out_token_stride;
+  layer.key_heads = params.key_heads;
+  layer.value_heads = params.value_heads;
+  layer.key_dim = params.key_dim;
+  layer.value_dim = params.value_dim;
+  layer.scale = params.scale;
+  return layer;
+}
+
+template <typename Params>
+ChunkedLayer delta_layer(const Params& params) {
+  ChunkedLayer layer = qkv_layer(params);
+  layer.beta = params.beta;
+  layer.l2_normalise_qk = params.l2_normalise_qk;
+  layer.delta = true;
+  return layer;
+}
+
+ChunkedLayer layer_of(const GatedDeltaNetParams& params) { return delta_layer(params); }
+ChunkedLayer layer_of(const KdaParams& params) { return delta_layer(params); }
+
+ChunkedLayer layer_of(const LightningParams& params) {
+  ChunkedLayer layer = qkv_layer(params);
+  layer.fixed_decay = true;
+  return layer;
+}
+
+ChunkedLayer layer_of(const Mamba2Params& params) {
+  const int64_t inputs = int64_t{params.heads} * params.head_dim;
+  const int64_t states = int64_t{params.groups} * params.state_dim;
+  return {.batch = params.batch,
+          .q = params.xbc + inputs + states,
+          .k = params.xbc + inputs,
+          .v = params.xbc,
+          .token_stride = inputs + 2 * states,
+          .log_decay = params.log_decay,
+          .beta = params.dt,
+          .skip = params.skip,
+          .state = params.state,
+          .state_dtype = params.state_dtype,
+          .state_slot_stride = params.state_slot_stride,
+          .out = params.out,
+          .out_token_stride = params.out_token_stride,
+          .key_heads = params.groups,
+          .value_heads = params.heads,
+          .key_dim = params.state_dim,
+          .value_dim = params.head_dim};
 }
 
 }  // namespace
@@ -84,24 +178,44 @@ void gated_delta_net(const GatedDeltaNetParams& params, ThreadPool& threads, Isa
                  "key_heads is {}, must divide value_heads ({})", params.key_heads,
                  params.value_heads);
   const auto run = FOVEA_FOR_ISA(isa, gated_delta_net_rows);
-  for_head_parts(params.batch, threads, params.value_heads, params.value_dim,
-                 [&](const StateSpan& span, const HeadRange& range) {
-                   if (span.slot >= 0) return run(params, span, range);
-                   clear_rows(params.out + int64_t{range.head} * params.value_dim + range.row_begin,
-                              span, params.out_token_stride, range.row_end - range.row_begin);
-                 });
+  const auto by_token = [&](const StateSpan& span, const HeadRange& range) {
+    run(params, span, range);
+  };
+  run_heads(Forms{by_token, layer_of(params), params.in_chunks, isa}, threads);
+}
+
+void kda(const KdaParams& params, ThreadPool& threads, Isa isa) {
+  check_argument(params.key_heads >= 1 && params.value_heads % params.key_heads == 0,
+                 "key_heads is {}, must divide value_heads ({})", params.key_heads,
+                 params.value_heads);
+  check_argument(params.key_dim <= kMaxKdaKeys, "key_dim is {}, must be at most {}", params.key_dim,
+                 kMaxKdaKeys);
+  const auto run = FOVEA_FOR_ISA(isa, kda_rows);
+  const auto by_token = [&](const StateSpan& span, const HeadRange& range) {
+    run(params, span, range);
+  };
+  run_heads(Forms{by_token, layer_of(params), false, isa}, threads);
+}
+
+void lightning(const LightningParams& params, ThreadPool& threads, Isa isa) {
+  check_argument(params.key_heads >= 1 && params.value_heads % params.key_heads == 0,
+                 "key_heads is {}, must divide value_heads ({})", params.key_heads,
+                 params.value_heads);
+  const auto run = FOVEA_FOR_ISA(isa, lightning_rows);
+  const auto by_token = [&](const StateSpan& span, const HeadRange& range) {
+    run(params, span, range);
+  };
+  run_heads(Forms{by_token, layer_of(params), params.in_chunks, isa}, threads);
 }
 
 void mamba2(const Mamba2Params& params, ThreadPool& threads, Isa isa) {
   check_argument(params.groups >= 1 && params.heads % params.groups == 0,
                  "groups is {}, must divide heads ({})", params.groups, params.heads);
   const auto run = FOVEA_FOR_ISA(isa, mamba2_rows);
-  for_head_parts(params.batch, threads, params.heads, params.head_dim,
-                 [&](const StateSpan& span, const HeadRange& range) {
-                   if (span.slot >= 0) return run(params, span, range);
-                   clear_rows(params.out + int64_t{range.head} * params.head_dim + range.row_begin,
-                              span, params.out_token_stride, range.row_end - range.row_begin);
-                 });
+  const auto by_token = [&](const StateSpan& span, const HeadRange& range) {
+    run(params, span, range);
+  };
+  run_heads(Forms{by_token, layer_of(params), params.in_chunks, isa}, threads);
 }
 
 }  // namespace fovea::kernels::cpu

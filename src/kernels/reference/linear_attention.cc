@@ -102,13 +102,16 @@ std::vector<double> load_vector(const float* from, int32_t dim, bool l2_normalis
   return vector;
 }
 
-void gated_delta_net_head(const GatedDeltaNetParams& params, const Request& request, int32_t head) {
+// One head of gated delta net, or of KDA, whose decays differ between the columns of the state.
+template <typename Params>
+void delta_head(const Params& params, const Request& request, int32_t head, int64_t decays) {
   const int64_t key_dim = params.key_dim;
   const int64_t value_dim = params.value_dim;
   const int64_t key_head = static_cast<int64_t>(head) * params.key_heads / params.value_heads;
   const int64_t keys = params.key_heads * key_dim;
   const int64_t row_size = 2 * keys + params.value_heads * value_dim;
   const State state = head_state(params, request, head, value_dim * key_dim);
+  std::vector<double> alpha(static_cast<size_t>(key_dim));
 
   for (int64_t token = request.begin; token < request.end; ++token) {
     const float* row = params.qkv + token * row_size;
@@ -118,19 +121,50 @@ void gated_delta_net_head(const GatedDeltaNetParams& params, const Request& requ
         load_vector(row + keys + key_head * key_dim, params.key_dim, params.l2_normalise_qk);
     const float* v = row + 2 * keys + head * value_dim;
     const int64_t gate = token * params.value_heads + head;
-    const double alpha = std::exp(static_cast<double>(params.log_decay[gate]));
+    for (int64_t j = 0; j < key_dim; ++j) {
+      alpha[j] = std::exp(static_cast<double>(params.log_decay[gate * decays + j % decays]));
+    }
     const double beta = params.beta[gate];
     float* out = params.out + token * params.out_token_stride + head * value_dim;
     for (int64_t i = 0; i < value_dim; ++i) {
       const int64_t row_begin = i * key_dim;
       double recalled = 0;  // the decayed state's value for k
-      for (int64_t j = 0; j < key_dim; ++j) recalled += alpha * state.get(row_begin + j) * k[j];
+      for (int64_t j = 0; j < key_dim; ++j) recalled += alpha[j] * state.get(row_begin + j) * k[j];
       double o = 0;
       for (int64_t j = 0; j < key_dim; ++j) {
-        const auto s =
-            static_cast<float>(alpha * state.get(row_begin + j) + beta * (v[i] - recalled) * k[j]);
+        const auto s = static_cast<float>(alpha[j] * state.get(row_begin + j) +
+                                          beta * (v[i] - recalled) * k[j]);
         state.set(row_begin + j, s);
         o += s * q[j];
+      }
+      out[i] = static_cast<float>(params.scale * o);
+    }
+    take_snapshot(params.batch, request, token, state);
+  }
+}
+
+void lightning_head(const LightningParams& params, const Request& request, int32_t head) {
+  const int64_t key_dim = params.key_dim;
+  const int64_t value_dim = params.value_dim;
+  const int64_t key_head = static_cast<int64_t>(head) * params.key_heads / params.value_heads;
+  const int64_t keys = params.key_heads * key_dim;
+  const int64_t row_size = 2 * keys + params.value_heads * value_dim;
+  const State state = head_state(params, request, head, value_dim * key_dim);
+  const double decay = std::exp(static_cast<double>(params.log_decay[head]));
+
+  for (int64_t token = request.begin; token < request.end; ++token) {
+    const float* row = params.qkv + token * row_size;
+    const float* q = row + key_head * key_dim;
+    const float* k = row + keys + key_head * key_dim;
+    const float* v = row + 2 * keys + head * value_dim;
+    float* out = params.out + token * params.out_token_stride + head * value_dim;
+    for (int64_t i = 0; i < value_dim; ++i) {
+      double o = 0;
+      for (int64_t j = 0; j < key_dim; ++j) {
+        const int64_t at = i * key_dim + j;
+        const auto s = static_cast<float>(decay * state.get(at) + static_cast<double>(v[i]) * k[j]);
+        state.set(at, s);
+        o += static_cast<double>(s) * q[j];
       }
       out[i] = static_cast<float>(params.scale * o);
     }
@@ -169,6 +203,25 @@ void mamba2_head(const Mamba2Params& params, const Request& request, int32_t hea
   }
 }
 
+// Calls body(request, head) for all heads of all requests that have tokens and a slot; others give
+// zeros.
+template <typename Params, typename Body>
+void for_heads(const Params& params, int32_t heads, int32_t width, ThreadPool& threads,
+               const Body& body) {
+  const int64_t tasks = static_cast<int64_t>(params.batch.requests) * heads;
+  threads.parallel_for(tasks, [&](int64_t task, int) {
+    const Request request = request_of(params.batch, static_cast<int32_t>(task / heads));
+    const auto head = static_cast<int32_t>(task % heads);
+    if (request.begin == request.end) return;
+    if (request.slot < 0) {
+      clear_rows(params.out + static_cast<int64_t>(head) * width, request, params.out_token_stride,
+                 width);
+    } else {
+      body(request, head);
+    }
+  });
+}
+
 }  // namespace
 
 void causal_conv(const CausalConvParams& params) {
@@ -184,34 +237,25 @@ void causal_conv(const CausalConvParams& params) {
 }
 
 void gated_delta_net(const GatedDeltaNetParams& params, ThreadPool& threads) {
-  const int64_t tasks = static_cast<int64_t>(params.batch.requests) * params.value_heads;
-  threads.parallel_for(tasks, [&](int64_t task, int) {
-    const Request request =
-        request_of(params.batch, static_cast<int32_t>(task / params.value_heads));
-    const auto head = static_cast<int32_t>(task % params.value_heads);
-    if (request.begin == request.end) return;
-    if (request.slot < 0) {
-      clear_rows(params.out + static_cast<int64_t>(head) * params.value_dim, request,
-                 params.out_token_stride, params.value_dim);
-    } else {
-      gated_delta_net_head(params, request, head);
-    }
-  });
+  for_heads(params, params.value_heads, params.value_dim, threads,
+            [&](const Request& request, int32_t head) { delta_head(params, request, head, 1); });
 }
 
 void mamba2(const Mamba2Params& params, ThreadPool& threads) {
-  const int64_t tasks = static_cast<int64_t>(params.batch.requests) * params.heads;
-  threads.parallel_for(tasks, [&](int64_t task, int) {
-    const Request request = request_of(params.batch, static_cast<int32_t>(task / params.heads));
-    const auto head = static_cast<int32_t>(task % params.heads);
-    if (request.begin == request.end) return;
-    if (request.slot < 0) {
-      clear_rows(params.out + static_cast<int64_t>(head) * params.head_dim, request,
-                 params.out_token_stride, params.head_dim);
-    } else {
-      mamba2_head(params, request, head);
-    }
-  });
+  for_heads(params, params.heads, params.head_dim, threads,
+            [&](const Request& request, int32_t head) { mamba2_head(params, request, head); });
+}
+
+void kda(const KdaParams& params, ThreadPool& threads) {
+  for_heads(params, params.value_heads, params.value_dim, threads,
+            [&](const Request& request, int32_t head) {
+              delta_head(params, request, head, params.key_dim);
+            });
+}
+
+void lightning(const LightningParams& params, ThreadPool& threads) {
+  for_heads(params, params.value_heads, params.value_dim, threads,
+            [&](const Request& request, int32_t head) { lightning_head(params, request, head); });
 }
 
 }  // namespace fovea::kernels::reference

@@ -1,54 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // The recurrences, token by token. The rows of a state do not depend on each other, so a few of
 // them stay in the first-level cache for all tokens of a block. Nothing is reordered across tokens,
-// so a prompt gives the same bits in one piece, in chunks and token by token. States of 16 bits are
-// rounded after every token.
+// so a prompt gives the same bits in one piece, in several and token by token. States of 16 bits
+// are rounded after every token.
 #include "kernels/cpu/simd/linear_attention.h"
 
-#include <math.h>
 #include <string.h>
 
-#include "kernels/cpu/simd/convert.h"
-#include "kernels/cpu/simd/sums_of_lanes.h"
+#include "kernels/cpu/simd/linear_heads.h"
 
 namespace fovea::kernels::cpu::FOVEA_ISA {
 namespace {
 
-// Rows of a state at a time: enough chains of additions to hide their latency.
-constexpr int32_t kGroup = kLanes == 16 ? 8 : 4;
 // Tokens that a group of rows takes before the next group starts. Their q and k stay in the
 // first-level cache.
 constexpr int32_t kBlock = 32;
-
-// Calls body(load, store, i) for whole vectors of [0, dim), then for the rest.
-template <typename Body>
-HWY_INLINE void for_vectors(int32_t dim, const Body& body) {
-  int32_t i = 0;
-  for (; i + kLanes <= dim; i += kLanes) {
-    body([](const auto* from) HWY_ATTR { return load(from); },
-         [](F32 value, auto* to) HWY_ATTR { store(value, to); }, i);
-  }
-  if (i < dim) {
-    const int32_t count = dim - i;
-    body([count](const auto* from) HWY_ATTR { return load_first(from, count); },
-         [count](F32 value, auto* to) HWY_ATTR { store_first(value, to, count); }, i);
-  }
-}
-
-// Accumulators of a group of rows. Unused ones stay zero.
-struct Sums {
-  F32 of[kGroup];
-};
-
-HWY_INLINE void clear(Sums& sums) {
-#pragma GCC unroll 8
-  for (int32_t r = 0; r < kGroup; ++r) sums.of[r] = hn::Zero(kF32);
-}
-
-HWY_INLINE void store_sums(const Sums& sums, float* to) {
-#pragma GCC unroll 2
-  for (int32_t r = 0; r < kGroup; r += 4) store_sums_of_lanes(sums.of + r, to + r);
-}
 
 // Sets to[r] to the dot product of state[r] and x.
 template <int32_t rows, typename T>
@@ -65,11 +31,13 @@ HWY_INLINE void dot_rows(const T* state, int32_t dim, const float* x, float* to)
   store_sums(sums, to);
 }
 
-// One step of the state: the decay, what it adds (delta[r] times `in`) and what it reads (`out`).
+// One step of the state: the decay of each column or, without `decays`, of all; the row that it
+// adds, times delta[r]; the row that it reads.
 struct Step {
   float decay;
   const float* in;
   const float* out;
+  const float* decays = nullptr;  // [dim]
 };
 
 // Sets state[r] = decay * state[r] + delta[r] * in, then delta[r] to the dot product of state[r]
@@ -82,10 +50,11 @@ HWY_INLINE void step_rows(const Step& step, T* state, int32_t dim, float* delta)
   for_vectors(dim, [&](auto load_part, auto store_part, int32_t i) HWY_ATTR {
     const F32 in = load_part(step.in + i);
     const F32 out = load_part(step.out + i);
+    const F32 column_decay = step.decays ? load_part(step.decays + i) : decay;
 #pragma GCC unroll 8
     for (int32_t r = 0; r < rows; ++r) {
       T* at = state + r * dim + i;
-      const F32 kept = hn::Mul(decay, load_part(at));
+      const F32 kept = hn::Mul(column_decay, load_part(at));
       const F32 value = hn::MulAdd(hn::Set(kF32, delta[r]), in, kept);
       store_part(value, at);
       sums.of[r] = hn::MulAdd(value, out, sums.of[r]);
@@ -104,21 +73,6 @@ HWY_INLINE void with_rows(int32_t count, const Body& body) {
   }
 }
 
-// Returns 1 / sqrt(sum of squares + 1e-6).
-float inverse_norm(const float* x, int32_t dim) {
-  Sums sums;
-  clear(sums);
-  for_vectors(dim, [&](auto load_part, auto, int32_t i) HWY_ATTR {
-    const F32 value = load_part(x + i);
-    sums.of[0] = hn::MulAdd(value, value, sums.of[0]);
-  });
-  float total[kGroup];
-  store_sums(sums, total);
-  return 1.0f / sqrtf(total[0] + 1e-6f);
-}
-
-int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-
 // One token of one head. The factors include the norms of q and k.
 struct DeltaToken {
   const float* q;
@@ -128,7 +82,9 @@ struct DeltaToken {
   float alpha, beta, k_factor, out_factor;
 };
 
-DeltaToken delta_token(const GatedDeltaNetParams& params, int32_t head, int64_t token) {
+// Describes a token of gated delta net or of KDA, without its decay.
+template <typename Params>
+DeltaToken delta_token(const Params& params, int32_t head, int64_t token) {
   const int64_t keys = static_cast<int64_t>(params.key_heads) * params.key_dim;
   const int64_t key_head = static_cast<int64_t>(head) * params.key_heads / params.value_heads;
   const int64_t values = static_cast<int64_t>(params.value_heads) * params.value_dim;
@@ -140,7 +96,6 @@ DeltaToken delta_token(const GatedDeltaNetParams& params, int32_t head, int64_t 
   result.v = row + 2 * keys + static_cast<int64_t>(head) * params.value_dim;
   result.out =
       params.out + token * params.out_token_stride + static_cast<int64_t>(head) * params.value_dim;
-  result.alpha = expf(params.log_decay[gate]);
   result.beta = params.beta[gate];
   result.k_factor = params.l2_normalise_qk ? inverse_norm(result.k, params.key_dim) : 1.0f;
   result.out_factor = params.scale;
@@ -158,6 +113,25 @@ void delta_step(const DeltaToken& token, T* state, int32_t key_dim, int32_t row)
   }
   step_rows<rows>({token.alpha, token.k, token.q}, state, key_dim, delta);
   for (int32_t r = 0; r < rows; ++r) token.out[row + r] = token.out_factor * delta[r];
+}
+
+// A token of KDA: `decayed_k` is k times the decay of each column.
+struct KdaToken {
+  DeltaToken delta;
+  const float* decays;
+  const float* decayed_k;
+};
+
+template <int32_t rows, typename T>
+void kda_step(const KdaToken& token, T* state, int32_t key_dim, int32_t row) {
+  const DeltaToken& own = token.delta;
+  alignas(64) float delta[kGroup] = {};
+  dot_rows<rows>(state, key_dim, token.decayed_k, delta);
+  for (int32_t r = 0; r < rows; ++r) {
+    delta[r] = own.beta * (own.v[row + r] - own.k_factor * delta[r]) * own.k_factor;
+  }
+  step_rows<rows>({0, own.k, own.q, token.decays}, state, key_dim, delta);
+  for (int32_t r = 0; r < rows; ++r) own.out[row + r] = own.out_factor * delta[r];
 }
 
 struct MambaToken {
@@ -195,6 +169,11 @@ void mamba_step(const MambaToken& token, float skip, T* state, int32_t state_dim
   }
 }
 
+struct LightningToken {
+  const float *q, *k, *v;
+  float* out;
+};
+
 // The rows of one head's state in the request's slot. The slot of a snapshot is slot_stride times
 // the difference of slot numbers away.
 template <typename T>
@@ -202,10 +181,12 @@ struct HeadState {
   T* rows;
   int32_t dim;
   int64_t slot_stride;
+  int32_t block = kBlock;  // tokens of a block, kBlock or fewer
 };
 
-// Takes every group of rows through all tokens, block by block. make(token) describes a token;
-// step<rows>(description, state, row) is one step of `rows` rows from `row` on.
+// Takes every group of rows through all tokens, block by block. make(token, t) describes a token,
+// number t of its block; step<rows>(description, state, row) is one step of
+// `rows` rows from `row` on.
 template <typename Token, typename T, typename Make, typename StepOf>
 HWY_INLINE void run(const StateBatch& batch, const StateSpan& span, const HeadRange& range,
                     const HeadState<T>& state, const Make& make, const StepOf& step) {
@@ -214,10 +195,10 @@ HWY_INLINE void run(const StateBatch& batch, const StateSpan& span, const HeadRa
     memset(state.rows + range.row_begin * dim, 0,
            static_cast<size_t>((range.row_end - range.row_begin) * dim) * sizeof(T));
   }
-  for (int64_t begin = span.begin; begin < span.end; begin += kBlock) {
-    const auto count = static_cast<int32_t>(least(kBlock, span.end - begin));
+  for (int64_t begin = span.begin; begin < span.end; begin += state.block) {
+    const auto count = static_cast<int32_t>(least(state.block, span.end - begin));
     Token tokens[kBlock];
-    for (int32_t t = 0; t < count; ++t) tokens[t] = make(begin + t);
+    for (int32_t t = 0; t < count; ++t) tokens[t] = make(begin + t, t);
     for (int32_t row = range.row_begin; row < range.row_end; row += kGroup) {
       T* rows_state = state.rows + row * dim;
       with_rows<kGroup>(
@@ -234,19 +215,6 @@ HWY_INLINE void run(const StateBatch& batch, const StateSpan& span, const HeadRa
   }
 }
 
-// Calls body(first element of the pool) with the type of the states.
-template <typename Body>
-void with_states(void* pool, DType dtype, const Body& body) {
-  switch (dtype) {
-    case DType::bf16:
-      return body(static_cast<Bf16*>(pool));
-    case DType::f16:
-      return body(static_cast<F16*>(pool));
-    default:
-      return body(static_cast<float*>(pool));
-  }
-}
-
 }  // namespace
 
 void gated_delta_net_rows(const GatedDeltaNetParams& params, const StateSpan& span,
@@ -257,7 +225,11 @@ void gated_delta_net_rows(const GatedDeltaNetParams& params, const StateSpan& sp
     const HeadState<T> state = {pool + first, params.key_dim, params.state_slot_stride};
     run<DeltaToken>(
         params.batch, span, range, state,
-        [&](int64_t token) HWY_ATTR { return delta_token(params, range.head, token); },
+        [&](int64_t token, int32_t) HWY_ATTR {
+          DeltaToken made = delta_token(params, range.head, token);
+          made.alpha = expf(params.log_decay[token * params.value_heads + range.head]);
+          return made;
+        },
         [&]<int32_t rows>(const DeltaToken& token, T* rows_state, int32_t row)
             HWY_ATTR { delta_step<rows>(token, rows_state, params.key_dim, row); });
   });
@@ -271,9 +243,62 @@ void mamba2_rows(const Mamba2Params& params, const StateSpan& span, const HeadRa
     const HeadState<T> state = {pool + first, params.state_dim, params.state_slot_stride};
     run<MambaToken>(
         params.batch, span, range, state,
-        [&](int64_t token) HWY_ATTR { return mamba_token(params, range.head, token); },
+        [&](int64_t token, int32_t) HWY_ATTR { return mamba_token(params, range.head, token); },
         [&]<int32_t rows>(const MambaToken& token, T* rows_state, int32_t row)
             HWY_ATTR { mamba_step<rows>(token, skip, rows_state, params.state_dim, row); });
+  });
+}
+
+void lightning_rows(const LightningParams& params, const StateSpan& span, const HeadRange& range) {
+  const int64_t size = static_cast<int64_t>(params.value_dim) * params.key_dim;
+  const int64_t first = span.slot * params.state_slot_stride + range.head * size;
+  const int64_t keys = static_cast<int64_t>(params.key_heads) * params.key_dim;
+  const int64_t values = static_cast<int64_t>(params.value_heads) * params.value_dim;
+  const int64_t key_head = static_cast<int64_t>(range.head) * params.key_heads / params.value_heads;
+  const float decay = expf(params.log_decay[range.head]);
+  with_states(params.state, params.state_dtype, [&]<typename T>(T* pool) HWY_ATTR {
+    const HeadState<T> state = {pool + first, params.key_dim, params.state_slot_stride};
+    run<LightningToken>(
+        params.batch, span, range, state,
+        [&](int64_t token, int32_t) HWY_ATTR {
+          const float* row = params.qkv + token * (2 * keys + values);
+          const float* q = row + key_head * params.key_dim;
+          return LightningToken{
+              q, q + keys, row + 2 * keys + range.head * params.value_dim,
+              params.out + token * params.out_token_stride + range.head * params.value_dim};
+        },
+        [&]<int32_t rows>(const LightningToken& token, T* rows_state, int32_t row) HWY_ATTR {
+          alignas(64) float delta[kGroup] = {};
+          for (int32_t r = 0; r < rows; ++r) delta[r] = token.v[row + r];
+          step_rows<rows>({decay, token.k, token.q}, rows_state, params.key_dim, delta);
+          for (int32_t r = 0; r < rows; ++r) token.out[row + r] = params.scale * delta[r];
+        });
+  });
+}
+
+void kda_rows(const KdaParams& params, const StateSpan& span, const HeadRange& range) {
+  const int64_t dim = params.key_dim;
+  const int64_t first = span.slot * params.state_slot_stride + range.head * params.value_dim * dim;
+  // Rows of a block's decays, and of its keys times them.
+  alignas(64) float decays[kMaxKdaKeys], decayed_k[kMaxKdaKeys];
+  const auto block = static_cast<int32_t>(least(kBlock, kMaxKdaKeys / dim));
+  with_states(params.state, params.state_dtype, [&]<typename T>(T* pool) HWY_ATTR {
+    const HeadState<T> state = {pool + first, params.key_dim, params.state_slot_stride, block};
+    run<KdaToken>(
+        params.batch, span, range, state,
+        [&](int64_t token, int32_t t) HWY_ATTR {
+          const KdaToken made = {delta_token(params, range.head, token), decays + t * dim,
+                                 decayed_k + t * dim};
+          const float* log_decay =
+              params.log_decay + (token * params.value_heads + range.head) * dim;
+          for (int64_t i = 0; i < dim; ++i) {
+            decays[t * dim + i] = expf(log_decay[i]);
+            decayed_k[t * dim + i] = decays[t * dim + i] * made.delta.k[i];
+          }
+          return made;
+        },
+        [&]<int32_t rows>(const KdaToken& token, T* rows_state, int32_t row)
+            HWY_ATTR { kda_step<rows>(token, rows_state, params.key_dim, row); });
   });
 }
 
