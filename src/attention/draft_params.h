@@ -47,7 +47,8 @@ inline kernels::AcceptSampledParams accept_params(const Drafts& drafts,
           .seeds = target.seeds.data(),
           .row_stride = target.row_stride,
           .vocabulary = target.vocabulary,
-          .accepted = accepted_nodes(to)};
+          .accepted = accepted_nodes(to),
+          .sums = {}};
 }
 
 inline kernels::CommitDraftsParams commit_params(const Drafts& drafts, const DraftArrays& arrays,

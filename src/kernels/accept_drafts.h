@@ -75,6 +75,7 @@ inline double residual_at(const Residual& residual, float p, float q, int32_t to
 //   Residual& residual()                      shared by its threads
 //   bool leads(), void wait()                 one thread writes; all see it after wait()
 //   double sum(p, q)                          of the residual of two rows
+//   bool is_last(p, q)                        true in one of several blocks, which draws the token
 //   int32_t draw(p, q, uniform)               a token of the residual; -1 if its sum is not
 //   positive
 template <typename Block>
@@ -135,6 +136,7 @@ void accept_sampled(const AcceptSampledParams& params, int32_t request, Block& b
       node = child;
       continue;
     }
+    if (!block.is_last(p, q)) return;
     const double uniform = uniform_at(seed, position, kDrawToken);
     int32_t bonus = block.draw(p, q, uniform);
     if (bonus < 0 && residual.rounds > 0) {

@@ -99,6 +99,13 @@ struct AcceptTokensParams {
   AcceptedNodes accepted;
 };
 
+// Sums of pieces of the vocabulary, by which the blocks of a request share the work on a GPU.
+constexpr int kSumTiles = 512;
+struct PartSums {
+  double* tiles;      // [requests, kSumTiles]
+  uint32_t* arrived;  // [requests]; 0 before and after
+};
+
 struct AcceptSampledParams {
   DraftTrees trees;
   const float* target;    // [requests * width, vocabulary]
@@ -107,6 +114,7 @@ struct AcceptSampledParams {
   int64_t row_stride;
   int32_t vocabulary;
   AcceptedNodes accepted;
+  PartSums sums;  // on a GPU
 };
 
 // Random numbers of a position: 0 draws its token, as without drafts, and 1 + r tests the child

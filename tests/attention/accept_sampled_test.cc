@@ -244,7 +244,7 @@ TEST_F(Sampled, RowsThatAreNoDistributionGiveNoToken) {
 TEST_F(Sampled, EveryDeviceGivesTheTokensOfTheCpu) {
   if (!test::on_gpu()) GTEST_SKIP() << "the CPU's are tested above";
   std::mt19937 random(9);
-  for (const int32_t vocabulary : {1, 5, 33, 1000, 4200}) {
+  for (const int32_t vocabulary : {1, 5, 33, 1000, 4200, 17000}) {
     constexpr int32_t kRequests = 6, kWidth = 12;
     DraftTree trees(kRequests, kWidth, random);
     trees.lens[3] = -1;

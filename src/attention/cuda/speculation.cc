@@ -29,6 +29,9 @@ class CudaSpeculation final : public Speculation {
            pieces.size(), kMaxPieceBytes, kMaxPieces);
     }
     if (!pieces.empty()) pieces_ = gpu::to_device(pieces, nullptr);
+    const auto requests = static_cast<size_t>(limits.max_requests);
+    sums_ = gpu::DeviceBuffer(requests * kernels::kSumTiles * sizeof(double));
+    arrived_ = gpu::to_device(std::vector<uint32_t>(requests), nullptr);
   }
   ~CudaSpeculation() override { context_.bind_to_free(); }
 
@@ -53,7 +56,9 @@ class CudaSpeculation final : public Speculation {
     check_drafts(drafts, limits_);
     check_accept(drafts, target, accepted);
     context_.bind();
-    kernels_.accept(accept_params(drafts, target, accepted), stream);
+    kernels::AcceptSampledParams params = accept_params(drafts, target, accepted);
+    params.sums = {sums_.data<double>(), arrived_.data<uint32_t>()};
+    kernels_.accept(params, context_.info().cores, stream);
   }
 
   void commit(const Drafts& drafts, const DraftArrays& arrays, const AcceptedDrafts& accepted,
@@ -71,6 +76,7 @@ class CudaSpeculation final : public Speculation {
   const gpu::Context context_;
   const cuda::DraftKernels kernels_;
   gpu::DeviceBuffer pieces_;
+  gpu::DeviceBuffer sums_, arrived_;  // kernels::PartSums
 };
 
 }  // namespace

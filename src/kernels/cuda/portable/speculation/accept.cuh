@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Acceptance: a warp walks down a request's tree by the model's tokens; a block does so by
+// Acceptance: a warp walks down a request's tree by the model's tokens; blocks do so by
 // probabilities, because rejections need sums over the vocabulary.
 #pragma once
 
+#include "kernels/cuda/common/counters.cuh"
 #include "kernels/cuda/portable/speculation/config.cuh"
 
 namespace fovea::kernels::cuda {
@@ -43,79 +44,151 @@ struct AcceptTokensConfig {
   }
 };
 
+// The blocks of a request walk down its tree alike. Then each sums a part of what is left of the
+// model's distribution, and the last one to arrive draws the token from it.
 struct AcceptSampledConfig {
   using Params = AcceptSampledParams;
   static constexpr int kThreads = 512;
-  static constexpr int kBlocksPerSm = 1;
+  static constexpr int kBlocksPerSm = 2;
   static constexpr int kWarps = kThreads / 32;
-  static constexpr int kAtOnce = 16;  // loads of a lane that are in flight together
-  static constexpr int kTiles = 128;  // consecutive tokens, which a warp sums
+  static constexpr int kAtOnce = 5;         // loads of a lane that are in flight together
+  static constexpr int kTiles = kSumTiles;  // consecutive tokens, which a warp sums
+  static_assert(kTiles == kThreads, "a thread has the sum of one tile");
 
   struct Shared {
     Residual residual;
     double tiles[kTiles];
-    double before;  // sum of the tiles before the one with the token
-    int32_t token;
+    double warps[kWarps];  // sums of a scan
+    double total;
+    double before;  // sum before the found tile
+    int32_t found;  // tile or token
+    uint32_t arrived;
   };
   static constexpr KernelTraits kTraits = {kThreads, sizeof(Shared), 1, 0};
 
-  // The block as accept_sampled() sees it.
+  // A block as accept_sampled() sees it.
   class Block {
    public:
-    __device__ Block(Shared& shared, int32_t vocabulary)
+    __device__ Block(Shared& shared, const Params& params)
         : shared_(shared),
-          vocabulary_(vocabulary),
-          tile_(((vocabulary + kTiles - 1) / kTiles + 31) / 32 * 32) {}
+          sums_(params.sums),
+          vocabulary_(params.vocabulary),
+          tile_(((params.vocabulary + kTiles - 1) / kTiles + 31) / 32 * 32) {}
 
     __device__ Residual& residual() { return shared_.residual; }
     __device__ bool leads() const { return threadIdx.x == 0; }
     __device__ void wait() const { __syncthreads(); }
 
-    // Every thread adds the tiles in the same order.
     __device__ double sum(const float* p, const float* q) {
-      sum_tiles(p, q);
-      double total = 0;
-      for (int tile = 0; tile < kTiles; ++tile) total += shared_.tiles[tile];
-      return total;
+      sum_tiles(p, q, 0, kTiles);
+      scan(shared_.tiles[threadIdx.x]);
+      return shared_.total;
+    }
+
+    // Sums the tiles of this block, and takes those of the others if it is the last.
+    __device__ bool is_last(const float* p, const float* q) {
+      const int parts = static_cast<int>(gridDim.y), part = static_cast<int>(blockIdx.y);
+      const int first = kTiles * part / parts, end = kTiles * (part + 1) / parts;
+      sum_tiles(p, q, first, end);
+      summed_ = true;
+      if (parts == 1) return true;
+      const int tile = static_cast<int>(threadIdx.x);
+      double* const tiles = sums_.tiles + static_cast<int64_t>(blockIdx.x) * kTiles;
+      if (tile >= first && tile < end) tiles[tile] = shared_.tiles[tile];
+      __syncthreads();
+      if (threadIdx.x == 0) {
+        shared_.arrived = increment_acquire_release(sums_.arrived + blockIdx.x, gridDim.y - 1);
+      }
+      __syncthreads();
+      if (shared_.arrived != gridDim.y - 1) return false;
+      shared_.tiles[tile] = tiles[tile];
+      __syncthreads();
+      return true;
     }
 
     __device__ int32_t draw(const float* p, const float* q, double uniform) {
-      const double total = sum(p, q);
+      if (!summed_) sum_tiles(p, q, 0, kTiles);
+      summed_ = false;
+      const double before = scan(shared_.tiles[threadIdx.x]);
+      const double total = shared_.total;
       if (!(total > 0)) return -1;
       const double target = uniform * total;
-      double before = 0;
-      int tile = 0;
-      for (; tile + 1 < kTiles; ++tile) {
-        const double next = before + shared_.tiles[tile];
-        if (next > target) break;
-        before = next;
-      }
+      const int tile = first_passed(before + shared_.tiles[threadIdx.x] > target, kTiles - 1);
+      if (static_cast<int>(threadIdx.x) == tile) shared_.before = before;
       __syncthreads();
-      if (threadIdx.x < 32) find(p, q, tile, target - before);
-      __syncthreads();
-      const int32_t token = shared_.token;
-      __syncthreads();
-      return token;
+      return find(p, q, tile, target - shared_.before);
     }
 
    private:
-    __device__ double at(const float* p, const float* q, int32_t token) const {
-      if (token >= vocabulary_) return 0;
+    __device__ double at(const float* p, const float* q, int32_t token, int32_t end) const {
+      if (token >= end) return 0;
       return residual_at(shared_.residual, p[token], q == nullptr ? 0 : q[token], token);
     }
 
-    // Not inlined, because of its copies of residual_at().
-    __device__ __noinline__ void sum_tiles(const float* p, const float* q) {
+    // Returns the sum of the values of the threads before this one; shared_.total is that of all.
+    __device__ double scan(double value) {
+      const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+      double sum = value;
+      for (int up = 1; up < 32; up *= 2) {
+        const double lower = __shfl_up_sync(~0u, sum, up);
+        if (lane >= up) sum += lower;
+      }
+      __syncthreads();
+      if (lane == 31) shared_.warps[warp] = sum;
+      double before = __shfl_up_sync(~0u, sum, 1);
+      if (lane == 0) before = 0;
+      __syncthreads();
+      double base = 0, total = 0;
+      for (int i = 0; i < kWarps; ++i) {
+        if (i == warp) base = total;
+        total += shared_.warps[i];
+      }
+      if (threadIdx.x == 0) shared_.total = total;
+      __syncthreads();
+      return base + before;
+    }
+
+    // Returns the first thread for which `passed` is true, or `otherwise`.
+    __device__ int32_t first_passed(bool passed, int32_t otherwise) {
+      if (threadIdx.x == 0) shared_.found = kThreads;
+      __syncthreads();
+      const uint32_t mask = __ballot_sync(~0u, passed);
+      if (mask != 0 && threadIdx.x % 32 == 0) {
+        atomicMin(&shared_.found, static_cast<int32_t>(threadIdx.x) + __ffs(mask) - 1);
+      }
+      __syncthreads();
+      const int32_t found = shared_.found;
+      __syncthreads();
+      return found < kThreads ? found : otherwise;
+    }
+
+    // Returns the last thread for which `live` is true, or -1.
+    __device__ int32_t last_live(bool live) {
+      if (threadIdx.x == 0) shared_.found = -1;
+      __syncthreads();
+      const uint32_t mask = __ballot_sync(~0u, live);
+      if (mask != 0 && threadIdx.x % 32 == 0) {
+        atomicMax(&shared_.found, static_cast<int32_t>(threadIdx.x) + 31 - __clz(mask));
+      }
+      __syncthreads();
+      const int32_t found = shared_.found;
+      __syncthreads();
+      return found;
+    }
+
+    // Sums tiles [first, end), each in the same order whichever block does it. Not inlined, because
+    // of its copies of residual_at().
+    __device__ __noinline__ void sum_tiles(const float* p, const float* q, int first, int end) {
       __syncthreads();
       const int lane = threadIdx.x % 32;
-      for (int tile = threadIdx.x / 32; tile < kTiles; tile += kWarps) {
-        const int32_t end = min((tile + 1) * tile_, vocabulary_);
+      for (int tile = first + threadIdx.x / 32; tile < end; tile += kWarps) {
+        const int32_t tile_end = min((tile + 1) * tile_, vocabulary_);
         double sum = 0;
-        for (int32_t token = tile * tile_ + lane; token < end; token += 32 * kAtOnce) {
+        for (int32_t token = tile * tile_ + lane; token < tile_end; token += 32 * kAtOnce) {
           float p_at[kAtOnce], q_at[kAtOnce];
 #pragma unroll
           for (int i = 0; i < kAtOnce; ++i) {
-            const bool exists = token + 32 * i < end;
+            const bool exists = token + 32 * i < tile_end;
             p_at[i] = exists ? p[token + 32 * i] : 0;
             q_at[i] = exists && q != nullptr ? q[token + 32 * i] : 0;
           }
@@ -130,43 +203,39 @@ struct AcceptSampledConfig {
       __syncthreads();
     }
 
-    // Finds the token of a tile at which the running sum passes `rest`; if rounding leaves none,
+    // Returns the token of a tile at which the running sum passes `rest`; if rounding leaves none,
     // the last one before the tile's end that has any weight.
-    __device__ __noinline__ void find(const float* p, const float* q, int tile, double rest) {
-      const int lane = threadIdx.x;
-      double before = 0;
-      int32_t last = -1;
-      for (; last < 0 && tile >= 0; --tile) {
-        for (int step = 0; step < tile_; step += 32) {
-          const int32_t token = tile * tile_ + step + lane;
-          const double weight = at(p, q, token);
-          double sum = weight;
-          for (int up = 1; up < 32; up *= 2) {
-            const double lower = __shfl_up_sync(~0u, sum, up);
-            if (lane >= up) sum += lower;
-          }
-          const uint32_t live = __ballot_sync(~0u, weight > 0);
-          const uint32_t passed = __ballot_sync(~0u, weight > 0 && before + sum > rest);
-          if (live != 0) last = tile * tile_ + step + 31 - __clz(live);
-          if (passed != 0) {
-            last = tile * tile_ + step + __ffs(passed) - 1;
-            break;
-          }
-          before += __shfl_sync(~0u, sum, 31);
+    __device__ __noinline__ int32_t find(const float* p, const float* q, int tile, double rest) {
+      for (; tile >= 0; --tile) {
+        const int32_t begin = tile * tile_, end = min(begin + tile_, vocabulary_);
+        double before = 0;
+        int32_t last = -1;
+        for (int32_t step = begin; step < end; step += kThreads) {
+          const double weight = at(p, q, step + static_cast<int32_t>(threadIdx.x), end);
+          const double sum = before + scan(weight) + weight;
+          const int32_t passed = first_passed(weight > 0 && sum > rest, -1);
+          if (passed >= 0) return step + passed;
+          const int32_t live = last_live(weight > 0);
+          if (live >= 0) last = step + live;
+          before += shared_.total;
+          __syncthreads();
         }
+        if (last >= 0) return last;
       }
-      if (lane == 0) shared_.token = last;
+      return -1;
     }
 
     Shared& shared_;
+    const PartSums sums_;
     int32_t vocabulary_;
     int tile_;
+    bool summed_ = false;  // shared_.tiles are those of the residual
   };
 
   __device__ static void run(const Params& params) {
     wait_and_allow_next();
     extern __shared__ __align__(8) char dynamic_shared[];
-    Block block(*reinterpret_cast<Shared*>(dynamic_shared), params.vocabulary);
+    Block block(*reinterpret_cast<Shared*>(dynamic_shared), params);
     kernels::accept_sampled(params, static_cast<int32_t>(blockIdx.x), block);
   }
 };

@@ -2,6 +2,7 @@
 #include "kernels/cuda/portable/speculation/launch.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "core/rounding.h"
 #include "kernels/cuda/family.h"
@@ -33,8 +34,14 @@ void DraftKernels::accept(const AcceptTokensParams& params, gpu::Launcher launch
   accept_tokens_.launch(block_per_request(params.trees), params, launcher, kOverlapped);
 }
 
-void DraftKernels::accept(const AcceptSampledParams& params, gpu::Launcher launcher) const {
-  accept_sampled_.launch(block_per_request(params.trees), params, launcher, kOverlapped);
+// Two blocks fit a multiprocessor. A block is not worth less than 16 of the tiles.
+void DraftKernels::accept(const AcceptSampledParams& params, int32_t multiprocessors,
+                          gpu::Launcher launcher) const {
+  constexpr uint32_t kMaxParts = kSumTiles / 16;
+  const auto requests = static_cast<uint32_t>(params.trees.requests);
+  const uint32_t parts = 2 * static_cast<uint32_t>(multiprocessors) / std::max(requests, 1u);
+  const uint32_t blocks = std::bit_floor(std::clamp(parts, 1u, kMaxParts));
+  accept_sampled_.launch({requests, blocks}, params, launcher, kOverlapped);
 }
 
 void DraftKernels::commit(const CommitDraftsParams& params, gpu::Launcher launcher) const {

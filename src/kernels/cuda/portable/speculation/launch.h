@@ -15,7 +15,8 @@ class DraftKernels {
   // Each enqueues one kernel.
   void describe(const DescribeDraftsParams& params, gpu::Launcher launcher) const;
   void accept(const AcceptTokensParams& params, gpu::Launcher launcher) const;
-  void accept(const AcceptSampledParams& params, gpu::Launcher launcher) const;
+  void accept(const AcceptSampledParams& params, int32_t multiprocessors,
+              gpu::Launcher launcher) const;
   void commit(const CommitDraftsParams& params, gpu::Launcher launcher) const;
 
  private:
