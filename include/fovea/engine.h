@@ -66,8 +66,10 @@ struct EngineOptions {
   // tokens. "ngram": tokens that followed an earlier occurrence of the text's last ones.
   // "draft:FOLDER": tokens of a smaller model with the same vocabulary, whose caches are a part of
   // kv_memory_bytes. Empty: off. Text is that without speculation, sampled text too, because a
-  // guess counts only if it is the token that the request draws. Refused on a GPU, for models with
-  // recurrent states, and with overlap.
+  // guess counts only if it is the token that the request draws; the bits of its logits are equal
+  // in batch-invariant mode. Refused for models with recurrent states, and with overlap.
+  // "oracle:LENGTH", with random_weights only, measures speed: random guesses are accepted,
+  // whatever the model says, so that a step of max_drafts guesses yields LENGTH tokens on average.
   std::string speculate = {};
   int32_t max_drafts = 4;  // guesses per request and step, in [1, 63]
   // Verifies max_drafts guesses in every step. By default steps without guesses, and with fewer,

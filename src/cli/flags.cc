@@ -135,7 +135,8 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags) {
   command.add_option("--speculate", options.speculate,
                      "verify guessed tokens, several in a step: ngram guesses what followed the "
                      "text's last tokens earlier, draft:FOLDER what a smaller model says; the "
-                     "text is the same");
+                     "text is the same. With random weights, oracle:LENGTH accepts drafts such "
+                     "that a step yields LENGTH tokens on average, to measure its time");
   command.add_option("--max-drafts", options.max_drafts, "guessed tokens per request and step")
       ->capture_default_str();
   command.add_flag("--always-speculate", options.always_speculate,

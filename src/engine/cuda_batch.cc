@@ -14,13 +14,11 @@ namespace cuda = kernels::cuda;
 
 namespace {
 
-// Describes how to draw the part's next token from the given row of logits.
-cuda::Draw draw_of(const PassPart& part, int32_t row) {
-  cuda::Draw draw{.row = -1};
-  if (part.sampling == nullptr) return draw;
+// Describes how to draw a token of the part from the given row of logits.
+cuda::Draw draw_of(const PassPart& part, int32_t position, int32_t row) {
   const SamplingParams& params = *part.sampling;
-  const auto position = static_cast<uint64_t>(part.begin) + part.tokens.size();
-  draw.uniform = kernels::uniform_at(params.seed, position);
+  cuda::Draw draw{};
+  draw.uniform = kernels::uniform_at(params.seed, static_cast<uint64_t>(position));
   draw.row = row;
   draw.top_k = params.top_k;
   draw.temperature = params.temperature;
@@ -32,7 +30,7 @@ cuda::Draw draw_of(const PassPart& part, int32_t row) {
 }  // namespace
 
 CudaBatch::Layout CudaBatch::layout_from(size_t begin, const BatchLimits& limits,
-                                         int32_t max_tokens) {
+                                         int32_t max_tokens, int32_t max_draws) {
   constexpr size_t kAlignment = 256;
   const auto tokens = static_cast<size_t>(max_tokens);
   const auto requests = static_cast<size_t>(limits.max_requests);
@@ -54,38 +52,48 @@ CudaBatch::Layout CudaBatch::layout_from(size_t begin, const BatchLimits& limits
   at.rows = take(requests * sizeof(int32_t));
   at.state_slots = take(requests * sizeof(int32_t));
   at.shared_prefix = take(requests * sizeof(int32_t));
-  at.draws = take(requests * sizeof(cuda::Draw));
+  at.draws = take(static_cast<size_t>(max_draws) * sizeof(cuda::Draw));
   return at;
 }
 
-CudaBatch::Layouts CudaBatch::layouts(const BatchLimits& limits) {
-  const Layout few = layout_from(0, limits, std::min(limits.max_requests, limits.max_tokens));
-  return {few, layout_from(few.end, limits, limits.max_tokens)};
+int32_t CudaBatch::few_tokens(const BatchLimits& limits, int32_t max_width) {
+  const int64_t tokens = int64_t{limits.max_requests} * max_width;
+  return std::max(static_cast<int32_t>(std::min<int64_t>(tokens, limits.max_tokens)),
+                  limits.max_requests);
 }
 
-size_t CudaBatch::bytes(const BatchLimits& limits) {
+CudaBatch::Layouts CudaBatch::layouts(const BatchLimits& limits, int32_t max_width) {
+  const int32_t count = few_tokens(limits, max_width);
+  const Layout few = layout_from(0, limits, std::min(count, limits.max_tokens), count);
+  return {few, layout_from(few.end, limits, limits.max_tokens, count)};
+}
+
+size_t CudaBatch::bytes(const BatchLimits& limits, int32_t max_width) {
   const size_t requests = static_cast<size_t>(limits.max_requests);
-  return layouts(limits).many.end + requests * sizeof(int32_t) +
+  return layouts(limits, max_width).many.end +
+         static_cast<size_t>(few_tokens(limits, max_width)) * sizeof(int32_t) +
          (requests + 1) * static_cast<size_t>(limits.max_kv_len) * sizeof(int32_t);
 }
 
-CudaBatch::CudaBatch(const BatchLimits& limits, const RequestTable& table, int sm)
+CudaBatch::CudaBatch(const BatchLimits& limits, const RequestTable& table, int sm,
+                     int32_t max_width)
     : recorder_(sm, cuda::kernel_store()),
       sampling_(sm, cuda::kernel_store()),
       limits_(limits),
-      at_(layouts(limits)),
+      few_tokens_(few_tokens(limits, max_width)),
+      at_(layouts(limits, max_width)),
       table_rows_(table.max_requests()),
       table_stride_(table.row_stride()),
       pinned_(kPlaces * at_.many.end),
       q_lens_(static_cast<size_t>(limits.max_requests)),
-      drawn_host_(kPlaces * static_cast<size_t>(limits.max_requests) * sizeof(int32_t)),
-      drawn_(static_cast<size_t>(limits.max_requests) * sizeof(int32_t)),
+      drawn_host_(kPlaces * static_cast<size_t>(few_tokens_) * sizeof(int32_t)),
+      drawn_(static_cast<size_t>(few_tokens_) * sizeof(int32_t)),
       arrays_(at_.many.end),
       table_(static_cast<size_t>(table.max_requests()) * static_cast<size_t>(table.row_stride()) *
              sizeof(int32_t)) {
   std::fill_n(pinned_.data<std::byte>(), pinned_.bytes(), std::byte{0});
   std::fill_n(drawn_host_.data<int32_t>(), drawn_host_.bytes() / sizeof(int32_t), -1);
-  clear(at_.few, std::min(limits.max_requests, limits.max_tokens));
+  clear(at_.few, std::min(few_tokens_, limits.max_tokens));
   clear(at_.many, limits.max_tokens);
   gpu::copy_to_device(arrays_.data(), pinned_.data(), arrays_.bytes(), nullptr);
   gpu::fill_bytes(drawn_.data(), 0xff, drawn_.bytes(), nullptr);
@@ -94,16 +102,23 @@ CudaBatch::CudaBatch(const BatchLimits& limits, const RequestTable& table, int s
 }
 
 void CudaBatch::clear(const Layout& at, int32_t max_tokens) {
-  pad(at, {}, {.requests = limits_.max_requests, .tokens = max_tokens, .logit_rows = max_tokens});
+  pad(at, {},
+      {.requests = limits_.max_requests,
+       .tokens = max_tokens,
+       .logit_rows = max_tokens,
+       .draw_count = few_tokens_});
 }
 
 PassSize CudaBatch::fill(std::span<const PassPart> parts, RequestTable& table) {
   int64_t count = 0;
   for (const PassPart& part : parts) count += static_cast<int64_t>(part.tokens.size());
-  const Layout& at = count <= limits_.max_requests ? at_.few : at_.many;
+  const Layout& at = count <= few_tokens_ ? at_.few : at_.many;
   place_ = (place_ + 1) % kPlaces;
   PassSize size;
   try {
+    const int32_t draws = count_draws(parts);
+    check_argument(draws <= few_tokens_, "a pass draws {} tokens, the limit is {}", draws,
+                   few_tokens_);
     size = fill_arrays(
         parts, limits_, table,
         {host<int32_t>(at.tokens), host<int32_t>(at.positions), host<int32_t>(at.logit_rows),
@@ -115,7 +130,6 @@ PassSize CudaBatch::fill(std::span<const PassPart> parts, RequestTable& table) {
   }
   int32_t* token_rows = host<int32_t>(at.token_rows);
   int32_t* drawn_by = host<int32_t>(at.drawn_by);
-  int32_t logit_rows = 0;
   for (size_t i = 0; i < parts.size(); ++i) {
     const PassPart& part = parts[i];
     const auto tokens = static_cast<int32_t>(part.tokens.size());
@@ -123,11 +137,24 @@ PassSize CudaBatch::fill(std::span<const PassPart> parts, RequestTable& table) {
     drawn_by = std::fill_n(drawn_by, tokens, part.drawn_by);
     q_lens_[i] = tokens;
     host<int32_t>(at.state_slots)[i] = part.lease->state_slot;
-    logit_rows += part.logit_rows;
-    host<cuda::Draw>(at.draws)[i] = draw_of(part, logit_rows - 1);
     size.draws |= part.sampling != nullptr;
   }
+  size.draw_count = fill_draws(parts, at);
   return size;
+}
+
+// Draws ascend by their rows. Returns their number.
+int32_t CudaBatch::fill_draws(std::span<const PassPart> parts, const Layout& at) {
+  cuda::Draw* const draws = host<cuda::Draw>(at.draws);
+  int32_t count = 0, first_row = 0;
+  for (const PassPart& part : parts) {
+    if (part.sampling == nullptr) draws[count++].row = -1;
+    for (int32_t row = 0; part.sampling != nullptr && row < part.logit_rows; ++row) {
+      draws[count++] = draw_of(part, part.drawn_position(row), first_row + row);
+    }
+    first_row += part.logit_rows;
+  }
+  return count;
 }
 
 void CudaBatch::pad(const PassSize& filled, const PassSize& padded) {
@@ -144,8 +171,10 @@ void CudaBatch::pad(const Layout& at, const PassSize& filled, const PassSize& pa
   for (int32_t i = filled.logit_rows; i < padded.logit_rows; ++i) {
     host<int32_t>(at.logit_rows)[i] = i;
   }
-  for (int32_t i = filled.requests; i < padded.requests; ++i) {
+  for (int32_t i = filled.draw_count; i < padded.draw_count; ++i) {
     host<cuda::Draw>(at.draws)[i].row = -1;
+  }
+  for (int32_t i = filled.requests; i < padded.requests; ++i) {
     host<int32_t>(at.kv_lens)[i] = host<int32_t>(at.rows)[i] = 0;
     host<int32_t>(at.state_slots)[i] = -1;
     host<int32_t>(at.shared_prefix)[i] = 0;
@@ -185,17 +214,31 @@ void CudaBatch::record_slots(const PassSize& size, Stream stream) const {
   recorder_.record(params, stream);
 }
 
-void CudaBatch::draw(const PassSize& size, const float* logits, int32_t vocabulary,
-                     Stream stream) const {
-  const cuda::DrawParams params{logits, vocabulary, device<cuda::Draw>(layout(size.tokens).draws),
-                                drawn_.data<int32_t>(), vocabulary};
-  sampling_.draw(params, size.requests, stream);
+void CudaBatch::draw(const PassSize& size, const LogitRows& rows, Stream stream) const {
+  const Layout& at = layout(size.tokens);
+  int32_t first = 0, count = size.draw_count;
+  const int64_t shift = int64_t{rows.first} * rows.vocabulary;
+  if (rows.first > 0 || rows.count < size.logit_rows) {
+    const std::span<const cuda::Draw> draws(host<cuda::Draw>(at.draws),
+                                            static_cast<size_t>(size.draw_count));
+    const auto is_here = [&](const cuda::Draw& draw) {
+      return draw.row >= rows.first && draw.row < rows.first + rows.count;
+    };
+    const auto begin = std::ranges::find_if(draws, is_here);
+    const auto last = std::find_if(draws.rbegin(), draws.rend(), is_here);
+    if (begin == draws.end()) return;
+    first = static_cast<int32_t>(begin - draws.begin());
+    count = static_cast<int32_t>(draws.rend() - last) - first;
+  }
+  const cuda::DrawParams params{rows.data - shift, rows.vocabulary,
+                                device<cuda::Draw>(at.draws) + first,
+                                drawn_.data<int32_t>() + first, rows.vocabulary};
+  sampling_.draw(params, count, stream);
 }
 
 void CudaBatch::return_drawn(const PassSize& size, Stream stream) {
-  int32_t* const to =
-      drawn_host_.data<int32_t>() + place_ * static_cast<size_t>(limits_.max_requests);
-  gpu::copy_to_host(to, drawn_.data(), static_cast<size_t>(size.requests) * sizeof(int32_t),
+  int32_t* const to = drawn_host_.data<int32_t>() + place_ * static_cast<size_t>(few_tokens_);
+  gpu::copy_to_host(to, drawn_.data(), static_cast<size_t>(size.draw_count) * sizeof(int32_t),
                     stream);
 }
 
@@ -208,7 +251,8 @@ BatchView CudaBatch::view(const PassSize& size) const {
   view.tokens = size.tokens;
   view.hints.max_q_len = size.max_q_len;
   view.hints.max_kv_len = size.max_kv_len;
-  if (size.mode != ForwardMode::decode) {
+  // Bounds of the requests would not hold for other replays.
+  if (size.mode != ForwardMode::decode && !size.padded) {
     view.hints.host_q_lens = std::span(q_lens_).first(requests);
     view.hints.host_kv_lens = {host<int32_t>(at.kv_lens), requests};
   }

@@ -24,8 +24,8 @@ class CudaBatch {
   static constexpr size_t kPlaces = 3;
 
   // Allocates the arrays, which begin as those of empty requests, and a zeroed copy of the request
-  // table on the current GPU.
-  CudaBatch(const BatchLimits& limits, const RequestTable& table, int sm);
+  // table on the current GPU. No part draws more than max_width tokens.
+  CudaBatch(const BatchLimits& limits, const RequestTable& table, int sm, int32_t max_width = 1);
 
   // Fills the arrays in the next place of the ring, whose last pass must have ended, and returns
   // the sizes of the parts. Throws Error{invalid_argument} if they exceed the limits.
@@ -39,8 +39,8 @@ class CudaBatch {
   std::span<int32_t> shared_prefix(int32_t tokens) const {
     return {host<int32_t>(layout(tokens).shared_prefix), static_cast<size_t>(limits_.max_requests)};
   }
-  // Extends the filled pass to a larger size with requests and tokens of length 0. Decode steps
-  // keep to max_requests tokens.
+  // Extends the filled pass to a larger size with requests and tokens of length 0. The larger size
+  // has at most max_width tokens for each of max_requests.
   void pad(const PassSize& filled, const PassSize& padded);
   // Enqueues the copies of the arrays, and of entries before the new tokens that changed in the
   // parts' rows of the request table.
@@ -51,14 +51,21 @@ class CudaBatch {
   // drawn tokens in the tokens of the pass.
   void record_slots(const PassSize& size, Stream stream) const;
 
-  // Enqueues the drawing of tokens from the logits [logit_rows, vocabulary].
-  void draw(const PassSize& size, const float* logits, int32_t vocabulary, Stream stream) const;
+  // Rows of logits of the pass filled last.
+  struct LogitRows {
+    const float* data = nullptr;  // [count, vocabulary] on the GPU
+    int32_t vocabulary = 0;
+    int32_t first = 0, count = 0;  // the row at `data`, and the number of rows there
+  };
+  // Enqueues the listed draws from these rows. If they are not all rows of the pass, only the draws
+  // of these rows are enqueued; their number is taken from host memory, which no graph may do.
+  void draw(const PassSize& size, const LogitRows& rows, Stream stream) const;
   // Enqueues the copy of the drawn tokens of the pass filled last to its place in host memory.
   void return_drawn(const PassSize& size, Stream stream);
-  // Returns the token drawn for part i of the pass in this place; meaningless if nothing was drawn
-  // for it, -1 if its logits are no distribution. Valid once the copy has ended.
-  int32_t drawn(size_t place, size_t part) const {
-    return drawn_host_.data<int32_t>()[place * static_cast<size_t>(limits_.max_requests) + part];
+  // Returns the token of a draw of the pass in this place; meaningless if it draws nothing, -1 if
+  // its logits are no distribution. Valid once the copy has ended.
+  int32_t drawn(size_t place, size_t draw) const {
+    return drawn_host_.data<int32_t>()[place * static_cast<size_t>(few_tokens_) + draw];
   }
   const void* draws(const PassSize& size) const {
     return device<kernels::cuda::Draw>(layout(size.tokens).draws);
@@ -71,10 +78,10 @@ class CudaBatch {
   size_t bytes() const { return arrays_.bytes() + table_.bytes() + drawn_.bytes(); }
   // Returns the bytes that the arrays take, for a table with a row for each request and the
   // reserved one. Needs no GPU.
-  static size_t bytes(const BatchLimits& limits);
+  static size_t bytes(const BatchLimits& limits, int32_t max_width = 1);
 
  private:
-  // Offsets in bytes into the blocks of both host and device. Passes of up to max_requests tokens,
+  // Offsets in bytes into the blocks of both host and device. Passes of up to few_tokens() tokens,
   // such as decode steps, have arrays of their own, because all arrays of a layout are copied.
   struct Layout {
     size_t begin, tokens, positions, logit_rows, token_rows, drawn_by, out_slots, q_indptr, kv_lens,
@@ -83,11 +90,13 @@ class CudaBatch {
   struct Layouts {
     Layout few, many;
   };
-  static Layout layout_from(size_t begin, const BatchLimits& limits, int32_t max_tokens);
-  static Layouts layouts(const BatchLimits& limits);
-  const Layout& layout(int32_t tokens) const {
-    return tokens <= limits_.max_requests ? at_.few : at_.many;
-  }
+  // Returns the number of tokens, and of draws, of requests with up to max_width tokens each.
+  static int32_t few_tokens(const BatchLimits& limits, int32_t max_width);
+  static Layout layout_from(size_t begin, const BatchLimits& limits, int32_t max_tokens,
+                            int32_t max_draws);
+  static Layouts layouts(const BatchLimits& limits, int32_t max_width);
+  const Layout& layout(int32_t tokens) const { return tokens <= few_tokens_ ? at_.few : at_.many; }
+  int32_t fill_draws(std::span<const PassPart> parts, const Layout& at);
   void clear(const Layout& at, int32_t max_tokens);
   void pad(const Layout& at, const PassSize& filled, const PassSize& padded);
   template <typename T>
@@ -102,14 +111,15 @@ class CudaBatch {
   kernels::cuda::SlotRecorder recorder_;
   kernels::cuda::Sampling sampling_;
   BatchLimits limits_;
+  int32_t few_tokens_;
   Layouts at_;
   int32_t table_rows_;
   int64_t table_stride_;
   size_t place_ = 0;
   gpu::PinnedBuffer pinned_;      // [kPlaces] blocks
   std::vector<int32_t> q_lens_;   // [max_requests]
-  gpu::PinnedBuffer drawn_host_;  // [kPlaces, max_requests]
-  gpu::DeviceBuffer drawn_;       // [max_requests] tokens that the last pass drew
+  gpu::PinnedBuffer drawn_host_;  // [kPlaces, few_tokens]
+  gpu::DeviceBuffer drawn_;       // [few_tokens] tokens that the last pass drew
   gpu::DeviceBuffer arrays_;
   gpu::DeviceBuffer table_;  // [max_requests, max_context]
 };

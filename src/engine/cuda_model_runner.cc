@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Passes on a GPU. A decode step replays a graph. There is a graph for each size and bound of keys
-// of graph_sizes.h; it serves any lengths within, because all arrays keep their addresses. Steps
-// whose requests share prefixes have their own graphs, because the search for groups takes time.
-// Other passes are enqueued eagerly. Decode steps without graphs are enqueued exactly as they would
-// be captured, so that their bits are the same. One copy uploads the arrays. Tokens are drawn on
+// Passes on a GPU. A decode step replays a graph, and so does one that verifies drafts. There is a
+// graph for each size, width and bound of keys of graph_sizes.h; it serves any lengths within,
+// because all arrays keep their addresses. Decode steps whose requests share prefixes have their
+// own graphs, because the search for groups takes time. Other passes are enqueued eagerly. Passes
+// of a graph's size without graphs are enqueued exactly as they would be captured, so that their
+// bits are the same. One copy uploads the arrays. Tokens are drawn on
 // the GPU, where the next pass can take them, and copied to the host; logits are copied only on
 // request.
 #include "engine/cuda_model_runner.h"
@@ -45,10 +46,10 @@ class CudaModelRunner final : public ModelRunner {
   struct Flight {
     gpu::Event begin, end;
     int32_t logit_rows = 0;
-    struct Part {
+    struct Draw {
       bool is_drawn, has_logits;
     };
-    std::vector<Part> parts;
+    std::vector<Draw> draws;
   };
 
   void warm_up();
@@ -58,9 +59,11 @@ class CudaModelRunner final : public ModelRunner {
   std::span<float> logits_of(int32_t rows) const {
     return {logits_.data<float>(), static_cast<size_t>(rows) * static_cast<size_t>(vocabulary())};
   }
-  // Returns the size of a decode step of up to that many requests, of up to kv_len keys each.
-  PassSize decode_size(int32_t requests, int32_t kv_len, bool shares_prefixes) const;
-  bool is_decode(std::span<const PassPart> parts) const;
+  // Returns the size of the graph for up to that many requests, of up to q_len new tokens and
+  // kv_len keys each.
+  PassSize size_of_graph(int32_t requests, int32_t q_len, int32_t kv_len,
+                         bool shares_prefixes) const;
+  bool pads(std::span<const PassPart> parts, const PassSize& size) const;
   PassAddresses addresses(const PassSize& size) const;
   PassSize prepare(std::span<const PassPart> parts, PassSize size);
   void launch(const PassSize& size, std::span<const PassPart> parts);
@@ -80,9 +83,10 @@ class CudaModelRunner final : public ModelRunner {
   SharedPrefixes prefixes_;
   int32_t logit_rows_;
   int32_t max_padded_ = 0;  // max number of requests in a decode step with a graph
+  int32_t max_width_ = 1;   // max new tokens of a request in a pass with a graph
   bool replays_;
-  // Key: requests, max_kv_len, shares_prefixes.
-  std::map<std::tuple<int32_t, int32_t, bool>, Captured> graphs_;
+  // Key: requests, max_q_len, max_kv_len, shares_prefixes.
+  std::map<std::tuple<int32_t, int32_t, int32_t, bool>, Captured> graphs_;
   RunnerStats stats_;
   std::array<Flight, CudaBatch::kPlaces> flights_;
   std::deque<size_t> in_flight_;  // places, the oldest first
@@ -98,11 +102,12 @@ CudaModelRunner::CudaModelRunner(ReservedModel model, CacheSet& caches,
     : model_(std::move(model)),
       caches_(caches),
       limits_(options.limits),
-      batch_(options.limits, caches.table(), model_.model().device().sm()),
+      batch_(options.limits, caches.table(), model_.model().device().sm(), options.max_width),
       prefixes_(prefixes),
       logit_rows_(std::clamp(options.logit_rows, std::min(limits_.max_requests, limits_.max_tokens),
                              limits_.max_tokens)),
       max_padded_(std::min({limits_.max_requests, limits_.max_tokens, options.max_graph_requests})),
+      max_width_(std::min(options.max_width, limits_.max_q_len)),
       replays_(options.cuda_graphs && max_padded_ > 0) {
   const auto row_bytes = static_cast<size_t>(vocabulary()) * sizeof(float);
   logits_ = gpu::DeviceBuffer(static_cast<size_t>(logit_rows_) * row_bytes);
@@ -128,15 +133,17 @@ void CudaModelRunner::warm_up() {
   }
 }
 
-PassSize CudaModelRunner::decode_size(int32_t requests, int32_t kv_len,
-                                      bool shares_prefixes) const {
+PassSize CudaModelRunner::size_of_graph(int32_t requests, int32_t q_len, int32_t kv_len,
+                                        bool shares_prefixes) const {
   PassSize size;
-  size.requests = size.tokens = size.logit_rows = graph_size(requests, max_padded_);
+  size.requests = graph_size(requests, max_padded_);
+  size.max_q_len = graph_width(q_len, max_width_);
+  size.tokens = size.logit_rows = size.draw_count = size.requests * size.max_q_len;
   size.shares_prefixes = shares_prefixes;
-  size.max_q_len = 1;
   size.max_kv_len = graph_context(size.requests, kv_len, limits_.max_kv_len);
-  size.mode = ForwardMode::decode;
+  size.mode = size.max_q_len == 1 ? ForwardMode::decode : ForwardMode::extend;
   size.draws = draws();
+  size.padded = true;
   return size;
 }
 
@@ -152,14 +159,20 @@ void CudaModelRunner::capture(const PassSize& size) {
   captured.graph.launch(stream());
   gpu::synchronize(stream());
   stats_.memory.graphs += free - std::min(free, gpu::free_bytes());
-  graphs_[{size.requests, size.max_kv_len, size.shares_prefixes}] = std::move(captured);
+  graphs_[{size.requests, size.max_q_len, size.max_kv_len, size.shares_prefixes}] =
+      std::move(captured);
 }
 
 void CudaModelRunner::capture_all() {
+  const int32_t max_tokens = std::min(limits_.max_tokens, logit_rows_);
   for (const int32_t requests : graph_sizes(max_padded_)) {
     for (const int32_t context : graph_contexts(requests, limits_.max_kv_len)) {
-      capture(decode_size(requests, context, false));
-      if (prefixes_.possible(requests, context)) capture(decode_size(requests, context, true));
+      for (const int32_t width : graph_widths(max_width_)) {
+        if (has_graph(requests, width, max_tokens)) {
+          capture(size_of_graph(requests, width, context, false));
+        }
+      }
+      if (prefixes_.possible(requests, context)) capture(size_of_graph(requests, 1, context, true));
     }
   }
   stats_.graphs = static_cast<int32_t>(graphs_.size());
@@ -168,28 +181,43 @@ void CudaModelRunner::capture_all() {
 void CudaModelRunner::enqueue(const PassSize& size) {
   batch_.record_slots(size, stream());
   model_.forward(batch_.view(size), batch_.inputs(size));
-  model_.model().logits(0, logits_of(std::min(size.logit_rows, logit_rows_)));
-  if (size.draws) batch_.draw(size, logits_.data<float>(), vocabulary(), stream());
+  // Without draws the caller may read the first rows; read_logits() computes the others.
+  const int32_t rows = size.draws ? size.logit_rows : std::min(size.logit_rows, logit_rows_);
+  for (int32_t first = 0; first < rows; first += logit_rows_) {
+    const int32_t count = std::min(logit_rows_, rows - first);
+    model_.model().logits(first, logits_of(count));
+    if (!size.draws) return;
+    batch_.draw(size, {logits_.data<float>(), vocabulary(), first, count}, stream());
+  }
 }
 
-bool CudaModelRunner::is_decode(std::span<const PassPart> parts) const {
-  return std::ranges::all_of(
-      parts, [](const PassPart& part) { return part.tokens.size() == 1 && part.logit_rows == 1; });
+// Passes with drafts share prefixes in no graph: eagerly they read them once.
+bool CudaModelRunner::pads(std::span<const PassPart> parts, const PassSize& size) const {
+  if (size.requests > max_padded_ || size.max_q_len > max_width_) return false;
+  if (size.max_q_len == 1) {
+    return std::ranges::all_of(parts, [](const PassPart& part) { return part.logit_rows == 1; });
+  }
+  return !size.shares_prefixes &&
+         has_graph(graph_size(size.requests, max_padded_), graph_width(size.max_q_len, max_width_),
+                   std::min(limits_.max_tokens, logit_rows_));
 }
 
-// Notes the filled pass, pads it if it is a decode step, and returns the sizes of the pass to run.
+// Notes the filled pass, pads it to the size of a graph if there is one, and returns the sizes of
+// the pass to run.
 PassSize CudaModelRunner::prepare(std::span<const PassPart> parts, PassSize size) {
-  size.draws = size.draws && draws() && size.logit_rows <= logit_rows_;
+  size.draws = size.draws && draws();
   Flight& flight = flights_[batch_.place()];
   flight.logit_rows = size.logit_rows;
-  flight.parts.clear();
+  flight.draws.clear();
   for (const PassPart& part : parts) {
-    flight.parts.push_back({size.draws && part.sampling != nullptr, part.logit_rows > 0});
+    const Flight::Draw draw{size.draws && part.sampling != nullptr, part.logit_rows > 0};
+    flight.draws.insert(flight.draws.end(), static_cast<size_t>(part.draws()), draw);
   }
   size.shares_prefixes = prefixes_.find(parts, caches_.table(), batch_.shared_prefix(size.tokens));
   stats_.shared_steps += size.shares_prefixes;
-  if (size.requests > max_padded_ || !is_decode(parts)) return size;
-  const PassSize padded = decode_size(size.requests, size.max_kv_len, size.shares_prefixes);
+  if (!pads(parts, size)) return size;
+  const PassSize padded =
+      size_of_graph(size.requests, size.max_q_len, size.max_kv_len, size.shares_prefixes);
   batch_.pad(size, padded);
   return padded;
 }
@@ -217,8 +245,9 @@ void CudaModelRunner::launch(const PassSize& size, std::span<const PassPart> par
   caches_.publish_changes(stream());
   batch_.upload(size, parts, caches_.table(), stream());
   flight.begin.record(stream());
-  if (replays_ && size.requests <= max_padded_ && is_decode(parts)) {
-    const Captured& captured = graphs_.at({size.requests, size.max_kv_len, size.shares_prefixes});
+  if (replays_ && size.padded) {
+    const Captured& captured =
+        graphs_.at({size.requests, size.max_q_len, size.max_kv_len, size.shares_prefixes});
 #ifndef NDEBUG
     captured.addresses.check(addresses(size));
 #endif
@@ -234,8 +263,8 @@ PassTimes CudaModelRunner::collect(std::span<float> logits, std::span<int32_t> d
   check_argument(!in_flight_.empty(), "no pass was enqueued");
   const size_t place = in_flight_.front();
   const Flight& flight = flights_[place];
-  check_argument(drawn.size() == flight.parts.size(), "drawn holds {}, must hold {} as parts does",
-                 drawn.size(), flight.parts.size());
+  check_argument(drawn.size() == flight.draws.size(), "drawn holds {}, must hold {} draws",
+                 drawn.size(), flight.draws.size());
   check_argument(logits.empty() || (in_flight_.size() == 1 &&
                                     logits.size() == static_cast<size_t>(flight.logit_rows) *
                                                          static_cast<size_t>(vocabulary())),
@@ -244,8 +273,8 @@ PassTimes CudaModelRunner::collect(std::span<float> logits, std::span<int32_t> d
   flight.end.wait();
   bool all = true;
   for (size_t i = 0; i < drawn.size(); ++i) {
-    drawn[i] = flight.parts[i].is_drawn ? batch_.drawn(place, i) : -1;
-    all = all && (drawn[i] >= 0 || !flight.parts[i].has_logits);
+    drawn[i] = flight.draws[i].is_drawn ? batch_.drawn(place, i) : -1;
+    all = all && (drawn[i] >= 0 || !flight.draws[i].has_logits);
   }
   if (!all) read_logits(logits);
   const PassTimes times = times_of(place);
@@ -285,12 +314,13 @@ void CudaModelRunner::start_clock() {
   last_event_ = &start_;
 }
 
-// Copies the logits that are computed already, and computes the others in the same buffer.
+// Copies the logits that are computed already, and computes the others in the same buffer. Draws
+// from more rows than the buffer holds have left the last ones there.
 void CudaModelRunner::read_logits(std::span<float> logits) {
   const auto rows = static_cast<int32_t>(logits.size() / static_cast<size_t>(vocabulary()));
   for (int32_t begin = 0; begin < rows; begin += logit_rows_) {
     const std::span<float> computed = logits_of(std::min(logit_rows_, rows - begin));
-    if (begin > 0) model_.model().logits(begin, computed);
+    if (begin > 0 || rows > logit_rows_) model_.model().logits(begin, computed);
     const bool fits = computed.size_bytes() <= readable_.bytes();
     float* const to = fits ? readable_.data<float>() : logits.data();
     gpu::copy_to_host(to, computed.data(), computed.size_bytes(), stream());

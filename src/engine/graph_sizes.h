@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sizes of captured decode steps: the number of requests and the bound of keys that they are
-// planned for.
+// The sizes of captured decode steps: the number of requests, their new tokens, and the bound of
+// keys that they are planned for.
 #pragma once
 
 #include <algorithm>
@@ -52,6 +52,39 @@ inline std::vector<int32_t> graph_contexts(int32_t requests, int32_t longest) {
         graph_context(requests, contexts.empty() ? 1 : contexts.back() + 1, longest));
   }
   return contexts;
+}
+
+// Steps that verify drafts have graphs for up to so many requests, and so many new tokens together.
+inline constexpr int32_t kMaxVerifyRequests = 64;
+inline constexpr int32_t kMaxVerifyTokens = 512;
+
+// Returns the new tokens per request, 1 to max_width, of the graph that serves requests of up to
+// `tokens` new ones: the last token and 0, 1, 2, 4 ... drafts, at most max_width - 1.
+inline int32_t graph_width(int32_t tokens, int32_t max_width) {
+  if (tokens <= 1) return 1;
+  const uint32_t drafts = std::bit_ceil(static_cast<uint32_t>(tokens - 1));
+  return std::min(1 + static_cast<int32_t>(drafts), max_width);
+}
+
+// Returns all widths in ascending order.
+inline std::vector<int32_t> graph_widths(int32_t max_width) {
+  std::vector<int32_t> widths{1};
+  while (widths.back() < max_width) widths.push_back(graph_width(widths.back() + 1, max_width));
+  return widths;
+}
+
+// Returns true if there is a graph for `requests` requests (a graph_size()) of `width` new tokens
+// (a graph_width()) in passes of up to max_tokens tokens.
+inline bool has_graph(int32_t requests, int32_t width, int32_t max_tokens) {
+  if (requests * width > max_tokens) return false;
+  return width == 1 || (requests <= kMaxVerifyRequests && requests * width <= kMaxVerifyTokens);
+}
+
+// Returns the rows of logits that graphs of up to max_requests requests and max_width new tokens
+// need for drafts.
+inline int32_t verify_rows(int32_t max_requests, int32_t max_width) {
+  if (max_width == 1) return 0;
+  return std::min(std::min(max_requests, kMaxVerifyRequests) * max_width, kMaxVerifyTokens);
 }
 
 }  // namespace fovea

@@ -53,17 +53,22 @@ void load_tokenizer(const std::string& folder, EngineParts& parts) {
 }
 
 void add_drafter(const EngineOptions& options, DeviceInfo device, std::optional<DraftModel> draft,
-                 EngineParts& parts) {
+                 bool host_draws, EngineParts& parts) {
   if (options.speculate == "ngram") parts.drafter = make_ngram_drafter();
+  if (const std::optional<double> length = oracle_length(options)) {
+    parts.drafter =
+        make_oracle_drafter(*length, options.max_drafts, parts.request_limits.vocabulary);
+  }
   if (!draft) return;
   if (device.kind == DeviceKind::cpu) device.cores = parts.threads->size();
-  SizedEngine sized = size_engine(draft->options, draft->model->info(), device, 0);
+  SizedEngine sized = size_draft_model(*draft, device);
   parts.drafter_bytes = planned_memory(*draft->model, sized, parts.threads->size()).total();
-  parts.drafter = make_model_drafter(*draft, std::move(sized), *parts.threads);
+  parts.drafter = make_model_drafter(*draft, std::move(sized), *parts.threads, host_draws);
   parts.draft_model = std::move(draft->model);
 }
 
-std::unique_ptr<Engine> load_checked(const EngineOptions& given, const ModelRanks& ranks) {
+std::unique_ptr<Engine> load_checked(const EngineOptions& given, const ModelRanks& ranks,
+                                     bool host_draws) {
   EngineOptions options = given;
   std::unique_ptr<BackendRegistry> own_registry;
   if (options.registry == nullptr) {
@@ -105,9 +110,13 @@ std::unique_ptr<Engine> load_checked(const EngineOptions& given, const ModelRank
   parts.cache_bytes = sized.caches.plan.bytes;
   parts.caches = std::make_unique<CacheSet>(std::move(sized.caches));
   parts.runner = make_model_runner(*parts.model, *parts.caches, *parts.threads, parts.selections,
-                                   {sized.limits, options.max_graph_requests, sized.cuda_graphs,
-                                    logit_rows, parts.overlap && device.kind == DeviceKind::cpu});
-  add_drafter(options, device, std::move(draft), parts);
+                                   {.limits = sized.limits,
+                                    .max_graph_requests = options.max_graph_requests,
+                                    .cuda_graphs = sized.cuda_graphs,
+                                    .logit_rows = logit_rows,
+                                    .host_draws = parts.overlap || host_draws,
+                                    .max_width = sized.max_width});
+  add_drafter(options, device, std::move(draft), host_draws, parts);
   return std::make_unique<TextEngine>(std::move(parts));
 }
 
@@ -115,10 +124,11 @@ std::unique_ptr<Engine> load_checked(const EngineOptions& given, const ModelRank
 
 std::unique_ptr<Engine> Engine::load(const EngineOptions& options) { return load_engine(options); }
 
-std::unique_ptr<Engine> load_engine(const EngineOptions& options, const ModelRanks& ranks) {
+std::unique_ptr<Engine> load_engine(const EngineOptions& options, const ModelRanks& ranks,
+                                    bool host_draws) {
   check_engine_options(options);
   try {
-    return load_checked(options, ranks);
+    return load_checked(options, ranks, host_draws);
   } catch (const std::bad_alloc&) {
     fail(ErrorCode::out_of_memory, "out of memory while loading {}", printable(options.model_path));
   }

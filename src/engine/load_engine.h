@@ -11,7 +11,9 @@ namespace fovea {
 
 // Does what Engine::load() does. With ranks, the model is the part of the communicator's rank,
 // which must outlive the engine; the device must be the CPU. If they share contexts,
-// options.page_size counts the tokens of a page on all ranks together.
-std::unique_ptr<Engine> load_engine(const EngineOptions& options, const ModelRanks& ranks = {});
+// options.page_size counts the tokens of a page on all ranks together. With host_draws, the runners
+// of a CPU draw tokens, as those of a GPU do.
+std::unique_ptr<Engine> load_engine(const EngineOptions& options, const ModelRanks& ranks = {},
+                                    bool host_draws = false);
 
 }  // namespace fovea

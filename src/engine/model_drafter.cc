@@ -15,6 +15,11 @@
 namespace fovea {
 namespace {
 
+// A step computes the request's last token, and before it the last draft if all were accepted.
+constexpr int32_t kMaxWidth = 2;
+// A token that a pass in flight draws.
+constexpr int32_t kUnknownToken = 0;
+
 // A request as the draft model sees it.
 struct DraftState {
   CacheLease lease;
@@ -26,17 +31,29 @@ struct DraftState {
 struct Drafting {
   Request* request = nullptr;
   DraftState* state = nullptr;
-  int32_t begin = 0;   // tokens in the caches when the step began
-  int32_t wanted = 0;  // drafts
+  int32_t begin = 0;      // tokens in the caches when the step began
+  int32_t wanted = 0;     // drafts
+  int32_t pending = 0;    // drafts that passes in flight draw
+  int32_t drawn_by = -1;  // with `pending`: its draw in the pass enqueued last
+  bool ended = false;     // a draft could not be drawn
   int32_t computed() const { return static_cast<int32_t>(state->tokens.size()); }
-  int32_t drafts() const { return static_cast<int32_t>(request->chain.size()) - 1; }
+  int32_t drafts() const { return static_cast<int32_t>(request->chain.size()) - 1 + pending; }
   // Returns the number of tokens, drafts included, whose continuation is the next draft.
   int32_t length() const { return request->length() + drafts(); }
   int32_t token(int32_t position) const {
     const int32_t first_draft = request->length();
-    return position < first_draft ? request->tokens[static_cast<size_t>(position)]
-                                  : request->chain[static_cast<size_t>(position - first_draft) + 1];
+    if (position < first_draft) return request->tokens[static_cast<size_t>(position)];
+    const auto draft = static_cast<size_t>(position - first_draft) + 1;
+    return draft < request->chain.size() ? request->chain[draft] : kUnknownToken;
   }
+};
+
+// A pass from its choice to its tokens.
+struct DraftPass {
+  std::vector<size_t> members;  // indices into the requests that get drafts
+  std::vector<int32_t> counts;  // tokens of each
+  std::vector<bool> draws;      // they include the last one before its next draft
+  size_t logit_rows = 0;
 };
 
 SamplingParams rules_of_draws(const SamplingParams& sampling) {
@@ -51,7 +68,8 @@ SamplingParams rules_of_draws(const SamplingParams& sampling) {
 
 class ModelDrafter final : public Drafter {
  public:
-  ModelDrafter(Model& model, SizedEngine sized, const EngineOptions& options, ThreadPool& threads);
+  ModelDrafter(Model& model, SizedEngine sized, const EngineOptions& options, ThreadPool& threads,
+               bool host_draws);
   void draft(std::span<Request* const> requests, int32_t max_drafts) override;
   void forget(int64_t request) override;
   void clear() override { caches_.clear(); }
@@ -59,8 +77,9 @@ class ModelDrafter final : public Drafter {
  private:
   bool admit(const Request& request, DraftState& state);
   void begin(Request& request, int32_t max_drafts);
-  bool next_pass();
-  void run_pass();
+  bool choose(DraftPass& pass);
+  void enqueue(DraftPass& pass);
+  void collect(const DraftPass& pass, bool has_logits);
   void take_token(Drafting& drafting, int32_t drawn, std::span<const float> logits);
 
   Model& model_;
@@ -72,21 +91,24 @@ class ModelDrafter final : public Drafter {
   std::unique_ptr<float[]> logits_;                 // [max_requests, vocabulary]
   std::unordered_map<int64_t, DraftState> states_;  // by the request's id
   std::vector<Drafting> active_;
-  // The pass: indices into active_, its tokens one after the other, and its parts.
-  std::vector<size_t> members_;
-  std::vector<int32_t> tokens_, counts_, drawn_;
+  DraftPass passes_[2];
+  std::vector<int32_t> tokens_, drawn_;  // arrays of one pass
   std::vector<PassPart> parts_;
 };
 
 ModelDrafter::ModelDrafter(Model& model, SizedEngine sized, const EngineOptions& options,
-                           ThreadPool& threads)
+                           ThreadPool& threads, bool host_draws)
     : model_(model),
       limits_(sized.limits),
       selections_(std::move(sized.selections)),
       caches_(std::move(sized.caches)),
-      runner_(make_model_runner(
-          model, caches_, threads, selections_,
-          {limits_, options.max_graph_requests, sized.cuda_graphs, limits_.max_requests})),
+      runner_(make_model_runner(model, caches_, threads, selections_,
+                                {.limits = limits_,
+                                 .max_graph_requests = options.max_graph_requests,
+                                 .cuda_graphs = sized.cuda_graphs,
+                                 .logit_rows = sized.logit_rows(),
+                                 .host_draws = host_draws,
+                                 .max_width = sized.max_width})),
       sampler_(model.info().vocabulary),
       logits_(
           std::make_unique_for_overwrite<float[]>(static_cast<size_t>(limits_.max_requests) *
@@ -103,9 +125,22 @@ void ModelDrafter::draft(std::span<Request* const> requests, int32_t max_drafts)
   active_.clear();
   for (Request* const request : requests) begin(*request, max_drafts);
   try {
-    while (next_pass()) run_pass();
+    bool in_flight = false;
+    for (size_t next = 0;; next ^= 1) {
+      const bool more = choose(passes_[next]);
+      if (more) enqueue(passes_[next]);
+      if (in_flight) collect(passes_[next ^ 1], !more);
+      if (!more) break;
+      in_flight = runner_->draws();
+      if (!in_flight) collect(passes_[next], true);
+    }
   } catch (...) {
     runner_->abandon();
+    for (const Drafting& drafting : active_) {
+      if (drafting.state == nullptr) continue;
+      std::vector<int32_t>& text = drafting.state->tokens;
+      text.resize(std::min(text.size(), static_cast<size_t>(drafting.begin)));
+    }
     throw;
   }
 }
@@ -137,9 +172,11 @@ bool ModelDrafter::admit(const Request& request, DraftState& state) {
 // Chooses the tokens of the next pass: those of requests that lack drafts and are not computed yet,
 // within the limit. Requests whose tokens find no memory give theirs back and get no more drafts.
 // Returns false if there are none.
-bool ModelDrafter::next_pass() {
-  members_.clear();
-  counts_.clear();
+bool ModelDrafter::choose(DraftPass& pass) {
+  pass.members.clear();
+  pass.counts.clear();
+  pass.draws.clear();
+  pass.logit_rows = 0;
   int32_t left = limits_.max_tokens;
   for (size_t i = 0; i < active_.size(); ++i) {
     Drafting& drafting = active_[i];
@@ -148,59 +185,87 @@ bool ModelDrafter::next_pass() {
     // Keeps the window of the first token, to which the next step may return.
     if (!caches_.extend(drafting.state->lease, drafting.begin, drafting.computed() + count)) {
       drafting.wanted = 0;
+      drafting.state = nullptr;
       forget(drafting.request->id);
       continue;
     }
     left -= count;
-    members_.push_back(i);
-    counts_.push_back(count);
+    const bool draws = drafting.computed() + count == drafting.length();
+    pass.members.push_back(i);
+    pass.counts.push_back(count);
+    pass.draws.push_back(draws);
+    pass.logit_rows += draws;
   }
-  return !members_.empty();
+  return !pass.members.empty();
 }
 
-void ModelDrafter::run_pass() {
-  const auto width = static_cast<size_t>(model_.info().vocabulary);
+void ModelDrafter::enqueue(DraftPass& pass) {
   tokens_.clear();
-  for (size_t i = 0; i < members_.size(); ++i) {
-    const Drafting& drafting = active_[members_[i]];
-    for (int32_t k = 0; k < counts_[i]; ++k)
+  for (size_t i = 0; i < pass.members.size(); ++i) {
+    const Drafting& drafting = active_[pass.members[i]];
+    for (int32_t k = 0; k < pass.counts[i]; ++k)
       tokens_.push_back(drafting.token(drafting.computed() + k));
   }
   parts_.clear();
-  size_t first = 0, rows = 0;
-  for (size_t i = 0; i < members_.size(); ++i) {
-    const Drafting& drafting = active_[members_[i]];
-    const auto count = static_cast<size_t>(counts_[i]);
-    const bool ends = drafting.computed() + counts_[i] == drafting.length();
+  size_t first = 0;
+  for (size_t i = 0; i < pass.members.size(); ++i) {
+    const Drafting& drafting = active_[pass.members[i]];
+    const auto count = static_cast<size_t>(pass.counts[i]);
     parts_.push_back({.tokens = std::span(tokens_).subspan(first, count),
                       .begin = drafting.computed(),
                       .lease = &drafting.state->lease,
-                      .logit_rows = ends ? 1 : 0,
-                      .sampling = ends ? &drafting.state->sampling : nullptr});
+                      .logit_rows = pass.draws[i] ? 1 : 0,
+                      .sampling = pass.draws[i] ? &drafting.state->sampling : nullptr,
+                      .drawn_by = drafting.pending > 0 ? drafting.drawn_by : -1});
     first += count;
-    rows += ends;
   }
-  drawn_.assign(parts_.size(), -1);
-  runner_->run(parts_, {logits_.get(), rows * width}, drawn_);
-  size_t row = 0;
-  for (size_t i = 0; i < members_.size(); ++i) {
-    Drafting& drafting = active_[members_[i]];
+  runner_->enqueue(parts_);
+  for (size_t i = 0; i < pass.members.size(); ++i) {
+    Drafting& drafting = active_[pass.members[i]];
     const std::span<const int32_t> computed = parts_[i].tokens;
     drafting.state->tokens.insert(drafting.state->tokens.end(), computed.begin(), computed.end());
-    if (parts_[i].logit_rows == 0) continue;
-    take_token(drafting, drawn_[i], {logits_.get() + row++ * width, width});
+    drafting.pending += pass.draws[i];
+    drafting.drawn_by = static_cast<int32_t>(i);
   }
 }
 
+// Waits for the pass. has_logits: it is the last one that was enqueued.
+void ModelDrafter::collect(const DraftPass& pass, bool has_logits) {
+  const auto width = static_cast<size_t>(model_.info().vocabulary);
+  drawn_.assign(pass.members.size(), -1);
+  const std::span<float> logits(logits_.get(), has_logits ? pass.logit_rows * width : 0);
+  runner_->collect(logits, drawn_);
+  size_t row = 0;
+  for (size_t i = 0; i < pass.members.size(); ++i) {
+    if (!pass.draws[i]) continue;
+    const size_t own = row++;
+    take_token(active_[pass.members[i]], drawn_[i],
+               has_logits ? logits.subspan(own * width, width) : logits);
+  }
+}
+
+// Appends a draft, and enters it in the text that a pass after it has computed. A draft without a
+// token is the last one: its request gets no more.
 void ModelDrafter::take_token(Drafting& drafting, int32_t drawn, std::span<const float> logits) {
-  const auto position = static_cast<uint64_t>(drafting.computed());
+  --drafting.pending;
+  if (drafting.state == nullptr || drafting.ended) return;  // its memory was given back
+  std::vector<int32_t>& text = drafting.state->tokens;
+  const auto position =
+      static_cast<size_t>(drafting.request->length()) + drafting.request->chain.size() - 1;
   try {
-    if (drawn < 0) drawn = sampler_.sample(logits, drafting.state->sampling, position).token;
+    if (drawn < 0 && !logits.empty()) {
+      drawn = sampler_.sample(logits, drafting.state->sampling, position).token;
+    }
   } catch (const Error&) {  // the logits are no distribution
+  }
+  if (drawn < 0) {
+    drafting.ended = true;
     drafting.wanted = 0;
+    text.resize(std::min(text.size(), position));
     return;
   }
   drafting.request->chain.push_back(drawn);
+  if (text.size() > position) text[position] = drawn;
 }
 
 }  // namespace
@@ -249,9 +314,16 @@ void divide_budget(const ModelInfo& model, size_t free_bytes, EngineOptions& opt
   draft.options.max_context = std::min(options.max_context, info.max_context);
 }
 
+SizedEngine size_draft_model(const DraftModel& draft, const DeviceInfo& device) {
+  SizedEngine sized = size_engine(draft.options, draft.model->info(), device, 0);
+  sized.max_width = kMaxWidth;
+  return sized;
+}
+
 std::unique_ptr<Drafter> make_model_drafter(const DraftModel& draft, SizedEngine sized,
-                                            ThreadPool& threads) {
-  return std::make_unique<ModelDrafter>(*draft.model, std::move(sized), draft.options, threads);
+                                            ThreadPool& threads, bool host_draws) {
+  return std::make_unique<ModelDrafter>(*draft.model, std::move(sized), draft.options, threads,
+                                        host_draws);
 }
 
 }  // namespace fovea

@@ -34,10 +34,14 @@ DraftModel load_draft_model(const EngineOptions& options, std::shared_ptr<ModelD
 void divide_budget(const ModelInfo& model, size_t free_bytes, EngineOptions& options,
                    DraftModel& draft);
 
+// Returns the sizes of the draft model's runner and caches, once its budget is divided.
+SizedEngine size_draft_model(const DraftModel& draft, const DeviceInfo& device);
+
 // Makes a drafter whose guesses are drawn from the model by each request's own rules, seed and
-// positions. A request that does not fit the caches or the context gets no drafts. The model,
-// `threads` and the registry of the options must outlive it.
+// positions. Where the runner draws tokens (on a GPU, and with host_draws), a pass is enqueued
+// before the token of the one before is known. A request that does not fit the caches or the
+// context gets no drafts. The model, `threads` and the registry of the options must outlive it.
 std::unique_ptr<Drafter> make_model_drafter(const DraftModel& draft, SizedEngine sized,
-                                            ThreadPool& threads);
+                                            ThreadPool& threads, bool host_draws = false);
 
 }  // namespace fovea

@@ -31,7 +31,7 @@ class HostModelRunner final : public ModelRunner {
  private:
   struct PassResult {
     PassTimes times;
-    std::vector<int32_t> drawn;  // [parts]
+    std::vector<int32_t> drawn;
   };
 
   BatchView batch(const PassSize& size) const;
@@ -76,7 +76,7 @@ HostModelRunner::HostModelRunner(ReservedModel model, CacheSet& caches,
 void HostModelRunner::enqueue(std::span<const PassPart> parts) {
   PassResult result;
   result.times.begin = std::chrono::steady_clock::now();
-  result.drawn.assign(parts.size(), -1);
+  result.drawn.assign(static_cast<size_t>(count_draws(parts)), -1);
   const PassSize size =
       fill_arrays(parts, limits_, caches_.table(),
                   {tokens_.data(), positions_.data(), logit_rows_.data(), out_slots_.data(),
@@ -112,15 +112,22 @@ void HostModelRunner::draw(std::span<const PassPart> parts, int32_t logit_rows,
   const auto width = static_cast<size_t>(model_.model().info().vocabulary);
   logits_.resize(static_cast<size_t>(logit_rows) * width);
   model_.model().logits(0, logits_);
-  size_t row = 0;
-  for (size_t i = 0; i < parts.size(); ++i) {
-    row += static_cast<size_t>(parts[i].logit_rows);
-    if (parts[i].sampling == nullptr) continue;
-    const std::span<const float> own = std::span(logits_).subspan((row - 1) * width, width);
-    const auto position = static_cast<uint64_t>(parts[i].begin) + parts[i].tokens.size();
-    try {
-      drawn[i] = sampler_->sample(own, *parts[i].sampling, position).token;
-    } catch (const Error&) {  // the logits are no distribution
+  size_t row = 0, next = 0;
+  for (const PassPart& part : parts) {
+    const size_t first = std::exchange(row, row + static_cast<size_t>(part.logit_rows));
+    if (part.sampling == nullptr) {
+      ++next;
+      continue;
+    }
+    for (int32_t i = 0; i < part.logit_rows; ++i) {
+      const size_t at = (first + static_cast<size_t>(i)) * width;
+      const std::span<const float> own = std::span(logits_).subspan(at, width);
+      const auto position = static_cast<uint64_t>(part.drawn_position(i));
+      int32_t& token = drawn[next++];
+      try {
+        token = sampler_->sample(own, *part.sampling, position).token;
+      } catch (const Error&) {  // the logits are no distribution
+      }
     }
   }
 }
@@ -128,7 +135,7 @@ void HostModelRunner::draw(std::span<const PassPart> parts, int32_t logit_rows,
 PassTimes HostModelRunner::collect(std::span<float> logits, std::span<int32_t> drawn) {
   check_argument(!passes_.empty(), "no pass was enqueued");
   PassResult& pass = passes_.front();
-  check_argument(drawn.size() == pass.drawn.size(), "drawn holds {}, must hold {} as parts does",
+  check_argument(drawn.size() == pass.drawn.size(), "drawn holds {}, must hold {} draws",
                  drawn.size(), pass.drawn.size());
   std::ranges::copy(pass.drawn, drawn.begin());
   if (!draws()) {

@@ -17,17 +17,32 @@ namespace fovea {
 
 // New tokens of one request, at positions [begin, begin + tokens). The lease already covers them.
 // The caller wants the logits of the last logit_rows tokens; with `sampling`, it wants only the
-// token drawn from the logits of the last one.
+// tokens drawn from them, each at the position after its row.
 struct PassPart {
   std::span<const int32_t> tokens;
   int32_t begin = 0;
   const CacheLease* lease = nullptr;
   int32_t logit_rows = 0;
-  const SamplingParams* sampling = nullptr;  // has no logprobs, and logit_rows is 1
-  // If not negative, the part of the pass enqueued before whose drawn token is this part's only
-  // token. The value in `tokens` is then ignored.
+  const SamplingParams* sampling = nullptr;  // has no logprobs, and logit_rows is at least 1
+  // If not negative, the draw of the pass enqueued before that is this part's only token. The value
+  // in `tokens` is then ignored.
   int32_t drawn_by = -1;
+
+  // Returns the number of its entries in the list of draws of the pass; without `sampling` there is
+  // one, which draws nothing.
+  int32_t draws() const { return sampling != nullptr ? logit_rows : 1; }
+  // Returns the position of the token that row `row` of its logits gives.
+  int32_t drawn_position(int32_t row) const {
+    return begin + static_cast<int32_t>(tokens.size()) - logit_rows + row + 1;
+  }
 };
+
+// Returns the number of entries in the list of draws of a pass.
+inline int32_t count_draws(std::span<const PassPart> parts) {
+  int32_t draws = 0;
+  for (const PassPart& part : parts) draws += part.draws();
+  return draws;
+}
 
 // When a pass ran on the device.
 struct PassTimes {
@@ -49,10 +64,10 @@ class ModelRunner {
   // enqueued.
   virtual void enqueue(std::span<const PassPart> parts) = 0;
   // Waits for the oldest pass in flight. logits: [sum of logit_rows, vocabulary], in the order of
-  // the parts, or empty; must be empty if another pass was enqueued since. drawn: [parts], the
-  // tokens drawn by the rules of Sampler, or -1 if the caller has to draw the token: the part has
-  // no `sampling`, the runner does not draw, or the logits are no distribution. The logits of a
-  // part with a drawn token are unspecified.
+  // the parts, or empty; must be empty if another pass was enqueued since. drawn: [count_draws()],
+  // the tokens drawn by the rules of Sampler, part after part, or -1 if the caller has to draw the
+  // token: the part has no `sampling`, the runner does not draw, or the logits are no distribution.
+  // The logits of a drawn token are unspecified.
   virtual PassTimes collect(std::span<float> logits, std::span<int32_t> drawn) = 0;
   // Waits for all passes in flight and forgets them.
   virtual void abandon() = 0;
@@ -72,6 +87,9 @@ struct ModelRunnerOptions {
   // pass with more computes its logits in several steps.
   int32_t logit_rows = 1;
   bool host_draws = false;  // on the CPU: the runner draws tokens, for passes enqueued ahead
+  // On a GPU, passes of up to this many new tokens per request are padded to the sizes of
+  // graph_sizes.h too. No part draws more tokens.
+  int32_t max_width = 1;
 };
 
 // Makes a runner for the device of the model. The model, caches and threads must outlive it. All

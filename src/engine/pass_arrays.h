@@ -16,8 +16,10 @@ namespace fovea {
 struct PassSize {
   int32_t requests = 0, tokens = 0, logit_rows = 0;
   int32_t max_q_len = 0, max_kv_len = 0;
-  bool draws = false;            // tokens are drawn from up to `requests` rows
+  int32_t draw_count = 0;        // entries of the list of draws, of which some may draw nothing
+  bool draws = false;            // the listed tokens are drawn
   bool shares_prefixes = false;  // the batch names its shared prefixes
+  bool padded = false;           // the sizes are a graph's
   ForwardMode mode = ForwardMode::extend;
 };
 
@@ -30,7 +32,8 @@ struct PassArrays {
   int32_t *kv_lens, *request_rows;           // [max_requests]
 };
 
-// Fills the arrays, one request per part, and returns all sizes but `draws` and `shares_prefixes`.
+// Fills the arrays, one request per part, and returns all sizes but those of draws, and without
+// `shares_prefixes`.
 // Throws Error{invalid_argument} if the parts exceed the limits.
 PassSize fill_arrays(std::span<const PassPart> parts, const BatchLimits& limits,
                      RequestTable& table, const PassArrays& arrays);

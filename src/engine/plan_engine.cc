@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <limits>
 #include <optional>
 #include <utility>
@@ -89,8 +90,9 @@ BatchLimits batch_limits(const EngineOptions& options, const CacheSetOptions& ca
 void check_speculation(const EngineOptions& options) {
   const bool drafts =
       options.speculate.starts_with(kDraftPrefix) && options.speculate.size() > kDraftPrefix.size();
-  check_argument(options.speculate.empty() || options.speculate == "ngram" || drafts,
-                 "speculate is '{}', must be ngram, draft:MODEL or empty",
+  const bool oracle = options.speculate.starts_with(kOraclePrefix);
+  check_argument(options.speculate.empty() || options.speculate == "ngram" || drafts || oracle,
+                 "speculate is '{}', must be ngram, draft:MODEL, oracle:LENGTH or empty",
                  printable(options.speculate));
   check_argument(options.max_drafts >= 1 && options.max_drafts <= kMaxDrafts,
                  "max_drafts is {}, must be in [1, {}]", options.max_drafts, kMaxDrafts);
@@ -98,6 +100,12 @@ void check_speculation(const EngineOptions& options) {
     check_argument(!options.always_speculate, "always_speculate is true, but speculate is empty");
     return;
   }
+  (void)oracle_length(options);
+  check_argument(
+      !oracle || options.random_weights,
+      "speculate is {}, which accepts drafts whatever the model says, but random_weights "
+      "is not given: the text would mean nothing",
+      printable(options.speculate));
   check_argument(!options.overlap.value_or(false),
                  "speculate is {}, which does not work with overlap: drafts follow the tokens that "
                  "the pass before them draws",
@@ -108,11 +116,6 @@ void check_speculation(const EngineOptions& options) {
 void check_drafts(const EngineOptions& options, const ModelInfo& model,
                   const CacheSetOptions& caches) {
   if (options.speculate.empty()) return;
-  if (caches.device.kind == DeviceKind::cuda) {
-    fail(ErrorCode::unsupported,
-         "speculate is {}, but steps with drafts have run on the CPU only, not on a GPU yet",
-         options.speculate);
-  }
   const bool has_states = std::ranges::any_of(
       caches.groups, [](const CacheGroup& group) { return group.state.has_value(); });
   if (!has_states) return;
@@ -128,6 +131,19 @@ int32_t prompt_rows(const EngineOptions& options, const ModelInfo& model) {
 }
 
 }  // namespace
+
+std::optional<double> oracle_length(const EngineOptions& options) {
+  if (!options.speculate.starts_with(kOraclePrefix)) return {};
+  const std::string_view text = std::string_view(options.speculate).substr(kOraclePrefix.size());
+  double length = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), length);
+  const int32_t max = options.max_drafts + 1;
+  check_argument(
+      error == std::errc() && end == text.data() + text.size() && length >= 1 && length <= max,
+      "speculate is '{}', its length must be a number in [1, {}], max_drafts + 1",
+      printable(options.speculate), max);
+  return length;
+}
 
 void check_engine_options(const EngineOptions& options) {
   const auto check = [](const char* name, int64_t value, int64_t low, int64_t high) {
@@ -184,6 +200,7 @@ SizedEngine size_engine(const EngineOptions& options, const ModelInfo& model,
       .group_prefixes = SharedPrefixes(sized.selections, sized.limits)
                             .possible(sized.caches.max_requests, sized.limits.max_kv_len),
       .max_drafts = options.speculate.empty() ? 0 : options.max_drafts};
+  sized.max_width = 1 + sized.scheduling.max_drafts;
   sized.wanted_context = context_of(options, model);
   return sized;
 }
@@ -204,7 +221,8 @@ EngineMemory planned_memory(const Model& model, const SizedEngine& sized, int th
       static_cast<size_t>(std::min(sized.logit_rows(), sized.limits.max_tokens));
   memory.logits = on_cpu ? host_logit_bytes(sized.scheduling, info.vocabulary, threads)
                          : logit_rows * logit_row;
-  memory.batch = on_cpu ? host_batch_bytes(sized.limits) : CudaBatch::bytes(sized.limits);
+  memory.batch =
+      on_cpu ? host_batch_bytes(sized.limits) : CudaBatch::bytes(sized.limits, sized.max_width);
   return memory;
 }
 
@@ -239,8 +257,7 @@ EnginePlan Engine::plan(const EngineOptions& given, const std::optional<DeviceIn
   SizedEngine sized = size_engine(options, model->info(), device, free_bytes);
   plan.memory = planned_memory(*model, sized, threads.size());
   if (draft) {
-    const SizedEngine drafting =
-        size_engine(draft->options, draft->model->info(), device, free_bytes);
+    const SizedEngine drafting = size_draft_model(*draft, device);
     plan.memory.drafter = planned_memory(*draft->model, drafting, threads.size()).total();
   }
   plan.max_context = sized.limits.max_kv_len;

@@ -2,11 +2,13 @@
 // The composition of an engine, decided before anything is allocated.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "engine/cache_set.h"
+#include "engine/graph_sizes.h"
 #include "engine/group_backends.h"
 #include "engine/scheduler.h"
 #include "fovea/engine.h"
@@ -16,6 +18,12 @@ namespace fovea {
 
 // Begins EngineOptions::speculate before the folder of a draft model.
 inline constexpr std::string_view kDraftPrefix = "draft:";
+// Begins it before the mean number of tokens of a step.
+inline constexpr std::string_view kOraclePrefix = "oracle:";
+
+// Returns LENGTH of "oracle:LENGTH", or nothing if the options ask for no oracle. Throws
+// Error{invalid_argument} if it is not a number in [1, max_drafts + 1].
+std::optional<double> oracle_length(const EngineOptions& options);
 
 // Throws Error{invalid_argument} naming the option, its value and the limit.
 void check_engine_options(const EngineOptions& options);
@@ -32,9 +40,13 @@ struct SizedEngine {
   SchedulerLimits scheduling;
   int32_t wanted_context = 0;
   bool cuda_graphs = false;
+  int32_t max_width = 1;  // ModelRunnerOptions::max_width
   // Returns the rows of logits that a GPU has room for. A pass with drafts can need more and
   // computes them in several steps.
-  int32_t logit_rows() const { return scheduling.max_running + scheduling.max_prompt_rows; }
+  int32_t logit_rows() const {
+    return scheduling.max_running + scheduling.max_prompt_rows +
+           verify_rows(scheduling.max_running, max_width);
+  }
 };
 // Requires options.registry. If options.kv_memory_bytes is 0, caches get half of free_bytes, the
 // free memory of the device.

@@ -69,7 +69,7 @@ bool TextEngine::can_run_ahead(const EnginePass& pass) const {
 bool TextEngine::start_pass(bool ahead) {
   EnginePass& pass = passes_[started_passes_ % 2];
   pass.outcomes.clear();
-  pass.logit_rows = 0;
+  pass.logit_rows = pass.draws = 0;
   pass.needs_logits = pass.offers_prefix = false;
   pass.draft_width = 0;
   pass.record = {.step = started_passes_, .overlapped = ahead, .schedule_begin = now()};
@@ -86,13 +86,12 @@ bool TextEngine::start_pass(bool ahead) {
     throw;
   }
   pass.record.enqueue_end = now();
-  for (size_t i = 0; i < pass.outcomes.size(); ++i) {
-    const Outcome& outcome = pass.outcomes[i];
+  for (const Outcome& outcome : pass.outcomes) {
     Request& request = *outcome.chunk.request;
     request.computed = outcome.chunk.end;
     ++request.passes;
     request.pending += outcome.gives_token;
-    request.drawn_by = static_cast<int32_t>(i);
+    request.drawn_by = static_cast<int32_t>(outcome.first_draw);
   }
   next_ = &pass;
   ++started_passes_;
@@ -123,8 +122,8 @@ PassPart TextEngine::add_chunk(EnginePass& pass, const Chunk& chunk) const {
     outcome.logit_rows = 1 + chunk.drafts;
   }
   pass.logit_rows += static_cast<size_t>(outcome.logit_rows);
-  const bool only_token = outcome.gives_token && !request.draws_on_host() && chunk.drafts == 0;
-  pass.needs_logits |= outcome.logit_rows > 0 && !only_token;
+  const bool only_tokens = outcome.gives_token && !request.draws_on_host();
+  pass.needs_logits |= outcome.logit_rows > 0 && !only_tokens;
   const bool decodes = is_decode(chunk);
   pass.offers_prefix |= !decodes;
   ++pass.record.requests;
@@ -135,7 +134,10 @@ PassPart TextEngine::add_chunk(EnginePass& pass, const Chunk& chunk) const {
   PassPart part{.begin = chunk.begin,
                 .lease = &request.lease,
                 .logit_rows = outcome.logit_rows,
-                .sampling = only_token ? &request.sampling : nullptr};
+                .sampling = only_tokens ? &request.sampling : nullptr};
+  outcome.first_draw = pass.draws;
+  outcome.draws = static_cast<size_t>(part.draws());
+  pass.draws += outcome.draws;
   if (request.pending > 0) {
     part.tokens = {&kUnknownToken, 1};
     part.drawn_by = request.drawn_by;
@@ -157,12 +159,12 @@ void TextEngine::finish_pass(EnginePass& pass) {
     // Ensures that no event is lost.
     events_.reserve(events_.size() + pass.outcomes.size() +
                     static_cast<size_t>(pass.record.drafts));
-    drawn_.resize(pass.outcomes.size());
+    drawn_.resize(pass.draws);
     pass.record.wait_begin = now();
     times = parts_.runner->collect(
         next_ == nullptr ? logit_rows(0, pass.logit_rows) : std::span<float>(), drawn_);
     pass.record.wait_end = now();
-    for (size_t i = 0; i < drawn_.size(); ++i) pass.outcomes[i].drawn = drawn_[i];
+    find_drawn(pass);
     sample_pass(pass);
     if (parts_.record_steps) records_.emplace_back();
   } catch (...) {
@@ -199,6 +201,15 @@ void TextEngine::preempt_all() {
   }
 }
 
+// Gives each chunk the tokens that the runner drew for it, if it drew all of them.
+void TextEngine::find_drawn(EnginePass& pass) {
+  for (Outcome& outcome : pass.outcomes) {
+    const std::span<const int32_t> drawn =
+        std::span(drawn_).subspan(outcome.first_draw, outcome.draws);
+    if (std::ranges::all_of(drawn, [](int32_t token) { return token >= 0; })) outcome.drawn = drawn;
+  }
+}
+
 std::span<float> TextEngine::logit_rows(size_t first, size_t count) const {
   const auto width = static_cast<size_t>(vocabulary());
   return {logits_.get() + first * width, count * width};
@@ -223,10 +234,7 @@ void TextEngine::sample_pass(EnginePass& pass) {
 }
 
 void TextEngine::sample(Outcome& outcome, bool has_logits, Sampler& sampler) {
-  if (outcome.drawn >= 0) {
-    outcome.sampled.push_back({outcome.drawn});
-    return;
-  }
+  if (!outcome.drawn.empty()) return take_drawn(outcome);
   Request& request = *outcome.chunk.request;
   if (request.ended || outcome.logit_rows == 0) return;
   if (!has_logits) {

@@ -41,6 +41,11 @@ void TextEngine::add_drafts(EnginePass& pass, std::span<const Chunk> chunks) {
   }
 }
 
+// Returns how many drafts of a chunk are accepted without a look at their draws.
+int32_t TextEngine::accepted_anyway(const Chunk& chunk) const {
+  return chunk.drafts > 0 ? parts_.drafter->accepted_anyway(*chunk.request) : -1;
+}
+
 // Draws the request's next token, and with drafts the tokens after it, up to the first one that is
 // not its draft or ends the request. Each draw sees the text before it, as without drafts.
 void TextEngine::draw_tokens(Outcome& outcome, Sampler& sampler) const {
@@ -48,18 +53,36 @@ void TextEngine::draw_tokens(Outcome& outcome, Sampler& sampler) const {
   const auto drafts = static_cast<size_t>(outcome.chunk.drafts);
   const size_t end = outcome.first_row + static_cast<size_t>(outcome.logit_rows);
   const Restored restored{request.tokens, request.tokens.size()};
+  const int32_t anyway = accepted_anyway(outcome.chunk);
   Grammar ahead;
   for (size_t i = 0;; ++i) {
     const auto [prompt, output] = request.parts();
     const grammar::TokenMask allowed = allowed_tokens(i == 0 ? request.grammar : ahead);
     outcome.sampled.push_back(sampler.sample(logit_rows(end - 1 - drafts + i, 1), request.sampling,
                                              TokenHistory{prompt, output, end_tokens(), allowed}));
-    const int32_t token = outcome.sampled.back().token;
+    int32_t& token = outcome.sampled.back().token;
+    if (static_cast<int32_t>(i) < anyway) token = request.chain[i + 1];
     if (i == drafts || token != request.chain[i + 1]) return;
     if (i == 0) ahead = request.grammar;
     const bool ends_value = read_by_grammar(ahead, token);
     request.tokens.push_back(token);
     if (ends_value || finish_reason(request, token) != FinishReason::none) return;
+  }
+}
+
+// Takes the tokens that the runner drew after each row, as draw_tokens() would draw them.
+void TextEngine::take_drawn(Outcome& outcome) const {
+  Request& request = *outcome.chunk.request;
+  const auto drafts = static_cast<size_t>(outcome.chunk.drafts);
+  const Restored restored{request.tokens, request.tokens.size()};
+  const int32_t anyway = accepted_anyway(outcome.chunk);
+  for (size_t i = 0;; ++i) {
+    const bool given = static_cast<int32_t>(i) < anyway;
+    const int32_t token = given ? request.chain[i + 1] : outcome.drawn[i];
+    outcome.sampled.push_back({token});
+    if (i == drafts || token != request.chain[i + 1]) return;
+    request.tokens.push_back(token);
+    if (finish_reason(request, token) != FinishReason::none) return;
   }
 }
 

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "engine/graph_sizes.h"
+
 namespace fovea {
 namespace {
 
@@ -22,9 +24,9 @@ SpeculationControl::SpeculationControl(int32_t max_drafts, bool always)
 SpeculationControl::Batch& SpeculationControl::batch(int32_t requests) {
   Batch& batch = batches_[std::bit_width(static_cast<uint32_t>(requests))];
   if (batch.arms.empty()) {
-    batch.arms.push_back({});
-    for (int32_t width = 1; width < max_drafts_; width *= 2) batch.arms.push_back({.width = width});
-    batch.arms.push_back({.width = max_drafts_});
+    for (const int32_t width : graph_widths(1 + max_drafts_)) {
+      batch.arms.push_back({.width = width - 1});
+    }
     batch.interval = kMinInterval;
   }
   return batch;

@@ -190,6 +190,11 @@ std::string TextEngine::explain() const {
     text += fmt::format(
         "{} graphs of decode steps; of up to {} requests for up to {} tokens each\n", now.graphs,
         kMaxShortRequests, fmt::join(graph_contexts(1, parts_.request_limits.max_context), ", "));
+    if (parts_.limits.max_drafts > 0) {
+      text +=
+          fmt::format("steps of up to {} requests and {} tokens have graphs for up to {} drafts\n",
+                      kMaxVerifyRequests, kMaxVerifyTokens, parts_.limits.max_drafts);
+    }
   }
   return text;
 }

@@ -96,7 +96,8 @@ class TextEngine final : public Engine {
     size_t first_row = 0;
     int32_t preemptions = 0;  // the request's; unchanged while its lease is that of the pass
     bool gives_token = false;
-    int32_t drawn = -1;  // the token, if the runner has drawn it
+    size_t first_draw = 0, draws = 0;  // its entries in the pass's list of draws
+    std::span<const int32_t> drawn;    // the tokens after each of its rows, if the runner drew them
     // The next tokens: accepted drafts, and the token drawn after them.
     std::vector<SampledToken> sampled;
     std::string failure;  // reason why the request fails after them; empty if it continues
@@ -104,7 +105,7 @@ class TextEngine final : public Engine {
   // A pass from its enqueueing to its events.
   struct EnginePass {
     std::vector<Outcome> outcomes;
-    size_t logit_rows = 0;
+    size_t logit_rows = 0, draws = 0;
     bool needs_logits = false;   // the host draws or scores tokens
     bool offers_prefix = false;  // its end offers prompt pages to the prefix cache
     int32_t draft_width = 0;     // max drafts of a request
@@ -118,6 +119,7 @@ class TextEngine final : public Engine {
   bool can_run_ahead(const EnginePass& pass) const;
   PassPart add_chunk(EnginePass& pass, const Chunk& chunk) const;
   void finish_pass(EnginePass& pass);
+  void find_drawn(EnginePass& pass);
   void settle(EnginePass& pass);
   void give_up(EnginePass& pass);
   void preempt_all();
@@ -133,6 +135,8 @@ class TextEngine final : public Engine {
   void sample(Outcome& outcome, bool has_logits, Sampler& sampler);
   void score_prompt(const Outcome& outcome, Sampler& sampler) const;
   void draw_tokens(Outcome& outcome, Sampler& sampler) const;
+  void take_drawn(Outcome& outcome) const;
+  int32_t accepted_anyway(const Chunk& chunk) const;
   void count_pass(EnginePass& pass, const PassTimes& times);
   void count_drafts(EnginePass& pass, double seconds);
   void deliver(Outcome& outcome);

@@ -74,9 +74,8 @@ TEST_P(Churn, TokensEqualThoseOfTheColdPath) {
   }
   const bool has_overlapped = engine->stats().overlapped_steps > 0;
   EXPECT_EQ(has_overlapped, passes_ == Passes::overlapped && !churn::has_states(model_));
-  EXPECT_EQ(engine->stats().accepted_drafts > 0, passes_ == Passes::speculative);
-  EXPECT_EQ(engine->stats().drafts > engine->stats().accepted_drafts,
-            passes_ == Passes::speculative);
+  EXPECT_EQ(engine->stats().accepted_drafts > 0, churn::verifies(passes_));
+  EXPECT_EQ(engine->stats().drafts > engine->stats().accepted_drafts, churn::verifies(passes_));
   engine->clear_prefix_cache();
   EXPECT_EQ(engine->stats().kv_pages_free, engine->stats().kv_pages);
 }
@@ -98,6 +97,11 @@ INSTANTIATE_TEST_SUITE_P(Speculative, Churn,
                          ::testing::Combine(::testing::Values("llama", "gemma2", "gpt_oss",
                                                               "deepseek_v3", "llama4_text"),
                                             ::testing::Values(Passes::speculative)),
+                         name_of);
+
+INSTANTIATE_TEST_SUITE_P(Drawn, Churn,
+                         ::testing::Combine(::testing::Values("llama", "gpt_oss"),
+                                            ::testing::Values(Passes::drawn)),
                          name_of);
 
 }  // namespace

@@ -44,6 +44,13 @@ TEST(EngineOptions, AreCheckedByName) {
   for (const int32_t value : {-1, 0, 64}) {
     refused("max_drafts", kInvalid, [&](auto& o) { o.max_drafts = value; });
   }
+  for (const char* length : {"", "0.9", "5.1", "2x", "nan"}) {
+    refused("its length must be a number in [1, 5]", kInvalid, [&](auto& o) {
+      o.speculate = std::string("oracle:") + length;
+      o.random_weights = 1;
+    });
+  }
+  refused("but random_weights is not given", kInvalid, [](auto& o) { o.speculate = "oracle:2.7"; });
   refused("always_speculate is true, but speculate is empty", kInvalid,
           [](auto& o) { o.always_speculate = true; });
   refused("does not work with overlap", kInvalid, [](auto& o) {

@@ -48,5 +48,40 @@ TEST(GraphContexts, TheShortestThatHoldsTheKeysIsUsed) {
   }
 }
 
+TEST(GraphWidths, AreOneAndPowersOfTwoOfDraftsAfterIt) {
+  EXPECT_EQ(graph_widths(1), (std::vector<int32_t>{1}));
+  EXPECT_EQ(graph_widths(2), (std::vector<int32_t>{1, 2}));
+  EXPECT_EQ(graph_widths(4), (std::vector<int32_t>{1, 2, 3, 4}));
+  EXPECT_EQ(graph_widths(8), (std::vector<int32_t>{1, 2, 3, 5, 8}));
+  for (const int32_t max_width : {1, 2, 5, 8, 64}) {
+    const std::vector<int32_t> widths = graph_widths(max_width);
+    for (int32_t tokens = 1; tokens <= max_width; ++tokens) {
+      EXPECT_EQ(graph_width(tokens, max_width), *std::ranges::lower_bound(widths, tokens))
+          << tokens << " of at most " << max_width;
+    }
+  }
+}
+
+// All graphs with drafts fit the rows of logits that are reserved for them.
+TEST(GraphWidths, GraphsWithDraftsAreLimitedByRequestsAndTokens) {
+  EXPECT_TRUE(has_graph(256, 1, 256));
+  EXPECT_FALSE(has_graph(256, 1, 255));
+  EXPECT_TRUE(has_graph(64, 8, 512));
+  EXPECT_FALSE(has_graph(72, 2, 8192));
+  EXPECT_FALSE(has_graph(64, 9, 8192));
+  EXPECT_FALSE(has_graph(4, 5, 19));
+  for (const int32_t max_requests : {1, 7, 64, 256}) {
+    EXPECT_EQ(verify_rows(max_requests, 1), 0);
+    for (const int32_t max_width : {2, 5, 64}) {
+      for (const int32_t requests : graph_sizes(max_requests)) {
+        for (const int32_t width : graph_widths(max_width)) {
+          if (width == 1 || !has_graph(requests, width, 8192)) continue;
+          EXPECT_LE(requests * width, verify_rows(max_requests, max_width));
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace fovea

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/load_engine.h"
 #include "engine/small_engine.h"
 #include "fovea/engine.h"
 #include "fovea/parallel_engine.h"
@@ -53,14 +54,19 @@ void expect_equal_texts(Engine& seen, Engine& wanted,
 // logits only. So its steps give as many tokens as they can.
 TEST(ModelDrafter, AModelAgreesWithItself) {
   for (const std::string model : {"llama", "gpt_oss", "deepseek_v3"}) {
-    SCOPED_TRACE(model);
     const std::unique_ptr<Engine> plain = Engine::load(drafting_options(model, ""));
-    const std::unique_ptr<Engine> engine = Engine::load(drafting_options(model, model));
-    expect_equal_texts(*engine, *plain, sampled_requests());
-    EXPECT_GT(engine->stats().drafts, 100);
-    EXPECT_EQ(engine->stats().accepted_drafts, engine->stats().drafts);
-    EXPECT_LT(engine->stats().steps, plain->stats().steps / 3);
-    expect_no_leak(*engine);
+    for (const bool runner_draws : {false, true}) {
+      SCOPED_TRACE(model + (runner_draws ? ", drawn by the runner" : ""));
+      const std::unique_ptr<Engine> engine =
+          load_engine(drafting_options(model, model), {}, runner_draws);
+      const int64_t plain_steps = plain->stats().steps;
+      expect_equal_texts(*engine, *plain, sampled_requests());
+      EXPECT_GT(engine->stats().drafts, 100);
+      EXPECT_EQ(engine->stats().accepted_drafts, engine->stats().drafts);
+      EXPECT_LT(engine->stats().steps, (plain->stats().steps - plain_steps) / 3);
+      expect_no_leak(*engine);
+      expect_no_leak(*plain);
+    }
   }
 }
 
@@ -85,7 +91,8 @@ TEST(ModelDrafter, AnotherModelIsOftenRight) {
            {"llama", "gemma2"}, {"gemma2", "gpt_oss"}, {"gpt_oss", "llama"}}) {
     SCOPED_TRACE(model + " with " + draft);
     const std::unique_ptr<Engine> plain = Engine::load(drafting_options(model, ""));
-    const std::unique_ptr<Engine> engine = Engine::load(drafting_options(model, draft));
+    // On a GPU, passes of the draft model begin before the drafts before them are known.
+    const std::unique_ptr<Engine> engine = load_engine(drafting_options(model, draft), {}, true);
     std::vector<GenerateRequest> requests = sampled_requests();
     // Longer than the windows of 128 and than a step.
     for (const ReferencePrompt& prompt : read_reference(model)) {
@@ -142,19 +149,30 @@ TEST(ModelDrafter, PlanCountsItsMemory) {
   EXPECT_LE(planned.caches, options.kv_memory_bytes * 9 / 10) << "the draft model has its part";
 }
 
+// On a GPU the rows of logits and the arrays of a pass grow with the drafts.
+TEST(ModelDrafter, GpusHaveRoomForDrafts) {
+  const DeviceInfo gpu{.kind = DeviceKind::cuda, .name = "sm_90", .sm = 90, .cores = 132};
+  EngineOptions options = drafting_options("llama", "");
+  options.kv_dtype = DType::bf16;
+  options.max_batch_tokens = 4096;  // more than the rows of logits
+  const EnginePlan plain = Engine::plan(options, gpu);
+  options.speculate = "ngram";
+  options.max_drafts = 3;
+  const EnginePlan ngram = Engine::plan(options, gpu);
+  EXPECT_EQ(ngram.memory.logits - plain.memory.logits, size_t{4 * 4} * 2048 * sizeof(float));
+  EXPECT_GT(ngram.memory.batch, plain.memory.batch);
+  options.speculate = drafting_options("llama", kTrained).speculate;
+  EXPECT_GT(Engine::plan(options, gpu).memory.drafter, 0u);
+}
+
 TEST(ModelDrafter, RefusesModelsByName) {
   test::expect_error(ErrorCode::unsupported, "the draft model Qwen3NextForCausalLM has recurrent",
                      [] { (void)Engine::load(drafting_options("llama", "qwen3_next")); });
-  EngineOptions options = drafting_options("llama", "gemma2");
-  options.kv_dtype = DType::bf16;
-  const DeviceInfo gpu{.kind = DeviceKind::cuda, .name = "sm_90", .sm = 90, .cores = 132};
-  test::expect_error(ErrorCode::unsupported, "steps with drafts have run on the CPU only",
-                     [&] { (void)Engine::plan(options, gpu); });
-  options = drafting_options("llama", "");
+  EngineOptions options = drafting_options("llama", "");
   options.speculate = "draft:/nowhere";
   test::expect_error(ErrorCode::io, "/nowhere", [&] { (void)Engine::load(options); });
   options.speculate = "draft:";
-  test::expect_invalid("speculate is 'draft:', must be ngram, draft:MODEL or empty",
+  test::expect_invalid("speculate is 'draft:', must be ngram, draft:MODEL, oracle:LENGTH or empty",
                        [&] { (void)Engine::load(options); });
   options.random_weights = 1;
   options.speculate = std::string("draft:" FOVEA_SOURCE_DIR "/testdata/shapes/qwen3_0.6b.json");

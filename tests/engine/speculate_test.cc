@@ -6,8 +6,10 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "engine/load_engine.h"
 #include "engine/small_engine.h"
 #include "fovea/engine.h"
 #include "support/cases.h"
@@ -15,15 +17,17 @@
 namespace fovea {
 namespace {
 
-// In batch-invariant mode all results are equal bit by bit.
-std::unique_ptr<Engine> engine_with(const std::string& speculate, int32_t max_drafts = 4) {
+// In batch-invariant mode all results are equal bit by bit. With runner_draws, tokens are drawn as
+// on a GPU: those after all rows of a chain, before the host sees any.
+std::unique_ptr<Engine> engine_with(const std::string& speculate, int32_t max_drafts = 4,
+                                    bool runner_draws = false) {
   EngineOptions options = small_options();
   options.batch_invariant = true;
   options.speculate = speculate;
   options.max_drafts = max_drafts;
   options.always_speculate = !speculate.empty();
   options.record_steps = true;
-  return Engine::load(options);
+  return load_engine(options, {}, runner_draws);
 }
 
 // A text whose continuation repeats it, so that n-grams guess well.
@@ -72,9 +76,10 @@ std::vector<GenerateRequest> requests_of_all_kinds(std::mt19937& random) {
 
 TEST(Speculate, ResultsOfAllKindsOfRequestsAreThoseWithout) {
   const std::unique_ptr<Engine> plain = engine_with("");
-  for (const int32_t max_drafts : {1, 3, 9}) {
-    SCOPED_TRACE(max_drafts);
-    const std::unique_ptr<Engine> drafting = engine_with("ngram", max_drafts);
+  for (const auto& [max_drafts, runner_draws] :
+       {std::pair(1, false), std::pair(3, false), std::pair(9, false), std::pair(3, true)}) {
+    SCOPED_TRACE(std::to_string(max_drafts) + (runner_draws ? ", drawn by the runner" : ""));
+    const std::unique_ptr<Engine> drafting = engine_with("ngram", max_drafts, runner_draws);
     std::mt19937 random(static_cast<uint32_t>(max_drafts));
     for (int round = 0; round < test::test_scale(); ++round) {
       const std::vector<GenerateRequest> requests = requests_of_all_kinds(random);
@@ -93,8 +98,10 @@ TEST(Speculate, ResultsOfAllKindsOfRequestsAreThoseWithout) {
   }
 }
 
-TEST(Speculate, StepsYieldAllAcceptedTokensAtOnce) {
-  const std::unique_ptr<Engine> engine = engine_with("ngram");
+class SpeculateSteps : public ::testing::TestWithParam<bool> {};  // the runner draws
+
+TEST_P(SpeculateSteps, YieldAllAcceptedTokensAtOnce) {
+  const std::unique_ptr<Engine> engine = engine_with("ngram", 4, GetParam());
   GenerateRequest request = text_request(repeated_prompt(), 40);
   const GenerateResult result = engine->generate({&request, 1}).front();
   EXPECT_EQ(result.tokens.size(), 40u) << "max_new_tokens is exact";
@@ -121,9 +128,9 @@ TEST(Speculate, StepsYieldAllAcceptedTokensAtOnce) {
 
 // Greedy text that repeats itself makes drafts of which all are accepted: the end of the context
 // and the end of the request come in the middle of a chain.
-TEST(Speculate, ChainsEndWithTheirRequest) {
+TEST_P(SpeculateSteps, ChainsEndWithTheirRequest) {
   const std::unique_ptr<Engine> plain = engine_with("");
-  const std::unique_ptr<Engine> engine = engine_with("ngram", 7);
+  const std::unique_ptr<Engine> engine = engine_with("ngram", 7, GetParam());
   GenerateRequest request = text_request("", 1000);
   request.tokens.assign(100, 300);
   request.sampling.logit_bias = {{300, 100.0f}};
@@ -139,6 +146,10 @@ TEST(Speculate, ChainsEndWithTheirRequest) {
   expect_equal(engine->generate({&request, 1}).front(), plain->generate({&request, 1}).front());
   expect_no_leak(*engine);
 }
+
+INSTANTIATE_TEST_SUITE_P(Draws, SpeculateSteps, ::testing::Bool(), [](const auto& test) {
+  return std::string(test.param ? "by_the_runner" : "by_the_engine");
+});
 
 TEST(Speculate, CancelledBetweenTheTokensOfAStep) {
   const std::unique_ptr<Engine> engine = engine_with("ngram", 7);
@@ -178,6 +189,29 @@ TEST(Speculate, TextOfMeasuredWidthsIsThatWithout) {
   EXPECT_LT(engine->stats().draft_steps, engine->stats().steps)
       << "some steps are measured without";
   EXPECT_GT(engine->stats().speculation_gain, 0);
+}
+
+// A step of an oracle yields as many tokens as it was asked for, on average.
+TEST(Speculate, AnOracleSetsTheTokensOfAStep) {
+  for (const bool runner_draws : {false, true}) {
+    for (const auto& [length, max_drafts] :
+         {std::pair(2.7, 3), std::pair(1.0, 2), std::pair(3.0, 2)}) {
+      EngineOptions options = small_options();
+      options.random_weights = 1;
+      options.speculate = "oracle:" + std::to_string(length);
+      options.max_drafts = max_drafts;
+      options.always_speculate = true;
+      const std::unique_ptr<Engine> engine = load_engine(options, {}, runner_draws);
+      std::vector<GenerateRequest> requests(8, text_request(kPrompt, 200));
+      for (const GenerateResult& result : engine->generate(requests))
+        EXPECT_EQ(result.tokens.size(), 200u);
+      const EngineStats& stats = engine->stats();
+      const double seen = 1 + static_cast<double>(stats.accepted_drafts) /
+                                  static_cast<double>(stats.draft_requests);
+      EXPECT_NEAR(seen, length, length > 1 && length < 1 + max_drafts ? 0.15 : 0.01);
+      expect_no_leak(*engine);
+    }
+  }
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/load_engine.h"
 #include "engine/reference_text.h"
 #include "fovea/engine.h"
 #include "fovea/error.h"
@@ -36,11 +37,17 @@ enum class Passes {
   one_by_one,
   overlapped,   // the next one is enqueued before the tokens of one are known
   speculative,  // decodes verify drafts
+  drawn,        // likewise, and the runner draws tokens, as on a GPU
 };
+
+inline bool verifies(Passes passes) {
+  return passes == Passes::speculative || passes == Passes::drawn;
+}
 
 inline std::string name_of(const std::string& model, Passes passes) {
   return model + (passes == Passes::overlapped    ? "_overlapped"
                   : passes == Passes::speculative ? "_speculative"
+                  : passes == Passes::drawn       ? "_drawn"
                                                   : "");
 }
 
@@ -54,7 +61,7 @@ inline std::unique_ptr<Engine> tight_engine(const std::string& model, Passes pas
   EngineOptions options = roomy_options(model);
   options.prefix_cache = true;
   options.overlap = passes == Passes::overlapped;
-  if (passes == Passes::speculative) {
+  if (verifies(passes)) {
     options.speculate = "ngram";
     options.max_drafts = 5;
     options.always_speculate = true;
@@ -75,7 +82,7 @@ inline std::unique_ptr<Engine> tight_engine(const std::string& model, Passes pas
     (fits ? high : low) = options.kv_memory_bytes;
   }
   options.kv_memory_bytes = high;
-  return Engine::load(options);
+  return load_engine(options, {}, passes == Passes::drawn);
 }
 
 // Makes a prompt with a shared beginning, which ends near a page boundary, and an end of its own.

@@ -10,6 +10,7 @@
 
 #include "engine/cuda_batch.h"
 #include "engine/reference_text.h"
+#include "engine/sampler.h"
 #include "fovea/gpu.h"
 #include "gpu/gpu.h"
 #include "model/cuda_device.h"
@@ -23,7 +24,9 @@ constexpr BatchLimits kLimits = {
 
 // The objects that Engine::load connects, built directly.
 struct Parts {
-  explicit Parts(const BatchLimits& wanted = kLimits, bool cuda_graphs = true) : limits(wanted) {
+  explicit Parts(const BatchLimits& wanted = kLimits, bool cuda_graphs = true,
+                 int32_t logit_rows = 1, int32_t max_width = 1)
+      : limits(wanted) {
     registry = BackendRegistry::builtin();
     options.registry = &registry;
     options.kv_dtype = DType::bf16;
@@ -32,7 +35,11 @@ struct Parts {
     const std::vector<GroupSelection> selections = select_group_backends(
         model->info(), cache_options().groups, options, limits, find_device("cuda"));
     runner = make_model_runner(*model, *caches, threads, selections,
-                               {limits, limits.max_requests, cuda_graphs});
+                               {.limits = limits,
+                                .max_graph_requests = limits.max_requests,
+                                .cuda_graphs = cuda_graphs,
+                                .logit_rows = logit_rows,
+                                .max_width = max_width});
   }
 
   CacheSetOptions cache_options() const {
@@ -100,8 +107,9 @@ TEST_F(GpuModelRunner, TheFirstBatchIsEmptyAndDrawsNothing) {
   const PassSize size{.requests = kLimits.max_requests,
                       .tokens = kLimits.max_requests,
                       .logit_rows = kLimits.max_requests,
+                      .draw_count = kLimits.max_requests,
                       .draws = true};
-  batch.draw(size, logits.data<float>(), kVocabulary, nullptr);
+  batch.draw(size, {logits.data<float>(), kVocabulary, 0, size.logit_rows}, nullptr);
   batch.return_drawn(size, nullptr);
   std::vector<int64_t> slots(kLimits.max_requests);
   gpu::copy_to_host(slots.data(), batch.view(size).out_slots.data(), slots.size() * sizeof(int64_t),
@@ -181,6 +189,54 @@ TEST_F(GpuModelRunner, StepsOfShortContextsHaveTheBitsOfEnqueuedOnes) {
     for (size_t i = 0; i < requests; ++i) {
       replayed.caches->release(leases[0][i]);
       enqueued.caches->release(leases[1][i]);
+    }
+  }
+}
+
+// Three requests with chains of 4, 2 and 1 tokens: the tokens drawn after each row are those of the
+// logits of that row, in a graph, and enqueued with fewer rows of logits at once than the pass has.
+TEST_F(GpuModelRunner, DrawsATokenAfterEachRowOfAChain) {
+  constexpr BatchLimits kChains = {
+      .max_requests = 3, .max_tokens = 16, .max_q_len = 16, .max_kv_len = 64};
+  constexpr int32_t kWidth = 4;
+  Parts graphs(kChains, true, 16, kWidth), few_rows(kChains, false, 3, kWidth);
+  EXPECT_EQ(graphs.runner->stats().graphs, 3 * 4);  // 1, 2, 3 requests of 1 to 4 tokens
+  const std::vector<int32_t> text = {5, 300, 17, 900};
+  const size_t counts[] = {4, 2, 1};
+  SamplingParams sampled;
+  sampled.temperature = 1.5f;
+  sampled.seed = 7;
+  for (const SamplingParams& sampling : {SamplingParams{.temperature = 0}, sampled}) {
+    for (Parts* runner : {&graphs, &few_rows}) {
+      const auto width = static_cast<size_t>(runner->model->info().vocabulary);
+      std::vector<CacheLease> leases;
+      std::vector<PassPart> parts;
+      for (const size_t count : counts) {
+        const auto tokens = std::span(text).first(count);
+        leases.push_back(runner->caches->admit({tokens, {}}, false, 0).value());
+      }
+      for (size_t i = 0; i < leases.size(); ++i) {
+        const auto count = static_cast<int32_t>(counts[i]);
+        EXPECT_TRUE(runner->caches->extend(leases[i], 0, count));
+        parts.push_back({std::span(text).first(counts[i]), 0, &leases[i], count});
+      }
+      std::vector<float> logits(7 * width);
+      std::vector<int32_t> none(parts.size());
+      runner->runner->run(parts, logits, none);
+      EXPECT_EQ(none, std::vector<int32_t>(3, -1));
+      Sampler sampler(static_cast<int32_t>(width));
+      std::vector<int32_t> wanted;
+      for (size_t i = 0, row = 0; i < parts.size(); ++i) {
+        for (size_t r = 0; r < counts[i]; ++r, ++row) {
+          const auto own = std::span(logits).subspan(row * width, width);
+          wanted.push_back(sampler.sample(own, sampling, r + 1).token);
+        }
+        parts[i].sampling = &sampling;
+      }
+      std::vector<int32_t> drawn(7);
+      runner->runner->run(parts, {}, drawn);
+      EXPECT_EQ(drawn, wanted);
+      for (CacheLease& lease : leases) runner->caches->release(lease);
     }
   }
 }

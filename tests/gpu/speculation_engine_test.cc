@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+// Steps of the engine that verify drafts on a GPU. In batch-invariant mode every token, bit and end
+// is that without drafts: in graphs and without, with drafts by n-grams and by a model, sampled,
+// preempted, cancelled and after prefix hits. Skipped without a GPU.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "engine/reference_text.h"
+#include "engine/tight_engine.h"
+#include "fovea/engine.h"
+#include "fovea/error.h"
+#include "fovea/gpu.h"
+
+namespace fovea {
+namespace {
+
+EngineOptions options_for(const std::string& model) {
+  EngineOptions options;
+  options.model_path = model_folder(model);
+  options.device = "cuda";
+  options.kv_dtype = DType::bf16;
+  options.kv_memory_bytes = size_t{64} << 20;
+  options.max_context = 1024;
+  options.max_requests = 8;
+  options.max_batch_tokens = 200;
+  options.batch_invariant = true;
+  options.threads = 2;
+  return options;
+}
+
+EngineOptions drafting(EngineOptions options, const std::string& speculate, int32_t max_drafts) {
+  options.speculate = speculate;
+  options.max_drafts = max_drafts;
+  options.always_speculate = true;
+  return options;
+}
+
+const std::string kTrained = "draft:" FOVEA_SOURCE_DIR "/testdata/drafts/llama";
+
+// Texts that repeat themselves, so that n-grams guess well, with draws of every kind.
+std::vector<GenerateRequest> requests_of_all_kinds(const std::string& model) {
+  std::vector<GenerateRequest> requests;
+  const std::vector<ReferencePrompt> prompts = read_reference(model);
+  for (int i = 0; i < 16; ++i) {
+    GenerateRequest& request = requests.emplace_back(greedy_request(prompts[i % 4]));
+    const std::vector<int32_t> once = request.tokens;
+    if (once.size() < 200) request.tokens.insert(request.tokens.end(), once.begin(), once.end());
+    SamplingParams& sampling = request.sampling;
+    sampling.max_new_tokens = 20 + 7 * (i % 6);
+    sampling.temperature = i % 3 == 0 ? 0.0f : 0.4f * static_cast<float>(i % 3);
+    sampling.seed = static_cast<uint64_t>(i);
+    if (i == 4) sampling.top_k = 20;
+    if (i == 5) sampling.top_p = 0.9f;
+    if (i == 7) sampling.logprobs = 3;  // its tokens are drawn by the host
+    if (i == 8) sampling.repetition_penalty = 1.1f;
+    if (i == 10) sampling.stop_tokens = {5, 40, 80, 260};
+    if (i == 11) sampling.prompt_logprobs = true;
+  }
+  return requests;
+}
+
+void expect_equal(const GenerateResult& seen, const GenerateResult& wanted) {
+  EXPECT_EQ(seen.tokens, wanted.tokens);
+  EXPECT_EQ(seen.text, wanted.text);
+  EXPECT_EQ(seen.finish, wanted.finish) << seen.error;
+  EXPECT_EQ(seen.logprobs, wanted.logprobs);
+  EXPECT_EQ(seen.prompt_logprobs, wanted.prompt_logprobs);
+}
+
+void expect_no_leak(Engine& engine) {
+  EXPECT_TRUE(engine.idle());
+  engine.clear_prefix_cache();
+  EXPECT_EQ(engine.stats().kv_pages_free, engine.stats().kv_pages);
+}
+
+class GpuSpeculation : public ::testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    if (!why_no_gpu().empty()) GTEST_SKIP() << why_no_gpu();
+  }
+  std::string model() const { return GetParam(); }
+
+  void expect_texts(const EngineOptions& options, const std::vector<GenerateRequest>& requests,
+                    const std::vector<GenerateResult>& wanted) {
+    const std::unique_ptr<Engine> engine = Engine::load(options);
+    const std::vector<GenerateResult> seen = engine->generate(requests);
+    for (size_t i = 0; i < requests.size(); ++i) {
+      SCOPED_TRACE(i);
+      expect_equal(seen[i], wanted[i]);
+    }
+    EXPECT_GT(engine->stats().accepted_drafts, 3);
+    EXPECT_GT(engine->stats().drafts, engine->stats().accepted_drafts);
+    expect_no_leak(*engine);
+  }
+};
+
+TEST_P(GpuSpeculation, TextIsThatWithout) {
+  const std::vector<GenerateRequest> requests = requests_of_all_kinds(model());
+  const std::vector<GenerateResult> wanted = Engine::load(options_for(model()))->generate(requests);
+  for (const bool graphs : {true, false}) {
+    EngineOptions options = drafting(options_for(model()), "ngram", 4);
+    options.cuda_graphs = graphs;
+    SCOPED_TRACE(graphs ? "replayed" : "enqueued");
+    expect_texts(options, requests, wanted);
+  }
+  EngineOptions options = drafting(options_for(model()), "ngram", 9);
+  options.max_graph_requests = 3;  // larger steps are enqueued
+  options.page_size = 3;
+  expect_texts(options, requests, wanted);
+}
+
+// The draft model draws with the request's own rules, so its guesses are as good as it is.
+TEST_P(GpuSpeculation, TextIsThatWithoutADraftModel) {
+  const std::vector<GenerateRequest> requests = requests_of_all_kinds(model());
+  const std::vector<GenerateResult> wanted = Engine::load(options_for(model()))->generate(requests);
+  expect_texts(drafting(options_for(model()), kTrained, 3), requests, wanted);
+}
+
+TEST_P(GpuSpeculation, AModelAgreesWithItself) {
+  const std::vector<GenerateRequest> requests = requests_of_all_kinds(model());
+  const std::unique_ptr<Engine> plain = Engine::load(options_for(model()));
+  const std::vector<GenerateResult> wanted = plain->generate(requests);
+  const std::unique_ptr<Engine> engine =
+      Engine::load(drafting(options_for(model()), "draft:" + model_folder(model()), 4));
+  const std::vector<GenerateResult> seen = engine->generate(requests);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    SCOPED_TRACE(i);
+    expect_equal(seen[i], wanted[i]);
+  }
+  const EngineStats& stats = engine->stats();
+  EXPECT_GT(stats.accepted_drafts, stats.drafts * 4 / 5) << "penalties alone are not drafted for";
+  EXPECT_LT(stats.steps, plain->stats().steps / 2);
+  expect_no_leak(*engine);
+}
+
+// Without batch-invariant mode kernels depend on the width of a step, but graphs change no bit.
+TEST_P(GpuSpeculation, ReplayedAndEnqueuedStepsAreBitwiseEqual) {
+  std::vector<GenerateRequest> requests = requests_of_all_kinds(model());
+  for (GenerateRequest& request : requests) request.sampling.logprobs = 0;
+  std::vector<std::vector<GenerateResult>> results;
+  for (const bool graphs : {true, false}) {
+    EngineOptions options = drafting(options_for(model()), "ngram", 3);
+    options.batch_invariant = false;
+    options.cuda_graphs = graphs;
+    const std::unique_ptr<Engine> engine = Engine::load(options);
+    results.push_back(engine->generate(requests));
+    EXPECT_GT(engine->stats().accepted_drafts, 0);
+  }
+  for (size_t i = 0; i < requests.size(); ++i) {
+    SCOPED_TRACE(i);
+    expect_equal(results[0][i], results[1][i]);
+  }
+}
+
+// Returns options whose pools hold 1.3 times the longest request.
+EngineOptions tight(EngineOptions options) {
+  options.page_size = churn::kPageSize;
+  options.max_context = churn::kContext;
+  options.max_requests = 4;
+  options.max_batch_tokens = 48;
+  size_t low = size_t{16} << 10, high = options.kv_memory_bytes;
+  while (low + 1024 < high) {
+    options.kv_memory_bytes = low + (high - low) / 2;
+    bool fits = true;
+    try {
+      fits = Engine::plan(options).max_context >= churn::kContext;
+    } catch (const Error&) {
+      fits = false;
+    }
+    (fits ? high : low) = options.kv_memory_bytes;
+  }
+  options.kv_memory_bytes = high * 13 / 10;
+  return options;
+}
+
+TEST_P(GpuSpeculation, TextUnderMemoryPressureIsThatOfTheRequestAlone) {
+  const std::vector<int32_t> text =
+      values_of<int32_t>(reference_file(model()), "validation.input_ids");
+  EngineOptions roomy = options_for(model());
+  roomy.prefix_cache = false;
+  const std::unique_ptr<Engine> cold = Engine::load(roomy);
+  const std::unique_ptr<Engine> engine =
+      Engine::load(drafting(tight(options_for(model())), "ngram", 5));
+  std::mt19937 random(11);
+  std::map<int64_t, std::vector<int32_t>> wanted, seen;
+  int added = 0, compared = 0;
+  while (added < 60 || !engine->idle()) {
+    if (added < 60 && random() % 3 == 0) {
+      GenerateRequest request;
+      request.tokens = churn::random_prompt(text, random);
+      request.sampling.max_new_tokens = churn::kNewTokens;
+      request.sampling.ignore_eos = true;
+      request.sampling.temperature = 0.5f * static_cast<float>(random() % 3);
+      request.sampling.seed = random();
+      wanted[engine->add(request)] = cold->generate({&request, 1}).front().tokens;
+      ++added;
+    }
+    if (random() % 24 == 0 && !wanted.empty())
+      engine->cancel(std::next(wanted.begin(), random() % wanted.size())->first);
+    for (const TokenEvent& event : engine->step()) {
+      if (event.token >= 0) seen[event.request].push_back(event.token);
+      if (event.finish == FinishReason::none) continue;
+      if (event.finish != FinishReason::cancelled) {
+        EXPECT_EQ(seen[event.request], wanted.at(event.request)) << event.error;
+        ++compared;
+      }
+      wanted.erase(event.request);
+    }
+  }
+  EXPECT_GT(compared, 30);
+  // Pools of models with chunks are planned with room for more requests.
+  if (engine->stats().kv_pages < 2 * churn::kContext / churn::kPageSize) {
+    EXPECT_GT(engine->stats().preemptions, 0);
+  }
+  EXPECT_GT(engine->stats().prefix_hits, 0);
+  EXPECT_GT(engine->stats().accepted_drafts, 0);
+  expect_no_leak(*engine);
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, GpuSpeculation,
+                         ::testing::Values("llama", "qwen3", "gemma2", "gpt_oss", "deepseek_v3",
+                                           "llama4_text"),
+                         [](const auto& test) { return std::string(test.param); });
+
+}  // namespace
+}  // namespace fovea
