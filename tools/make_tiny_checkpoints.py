@@ -74,6 +74,21 @@ MODELS = {
     "granite": dict(hidden_size=128, num_attention_heads=2, num_key_value_heads=1, embedding_multiplier=6.0,
                     residual_multiplier=0.3, attention_multiplier=0.03, logits_scaling=3.0, attention_bias=True,
                     mlp_bias=True, rope_theta=1e4),
+    # Mamba2 layers with all biases, groups of B and C, bounded time steps, and attention without positions.
+    "granitemoehybrid": dict(hidden_size=128, num_attention_heads=2, num_key_value_heads=1, num_hidden_layers=4,
+                             layer_types=["mamba", "attention", "mamba", "mamba"], num_local_experts=0,
+                             num_experts_per_tok=0, shared_intermediate_size=96, position_embedding_type="nope",
+                             embedding_multiplier=6.0, residual_multiplier=0.3, attention_multiplier=0.03,
+                             logits_scaling=3.0, mamba_n_heads=16, mamba_d_head=16, mamba_expand=2, mamba_n_groups=2,
+                             mamba_d_state=32, mamba_d_conv=3, mamba_conv_bias=True, mamba_proj_bias=True,
+                             mamba_chunk_size=64, time_step_limit=[0.05, 1.5], attention_bias=True),
+    # The same without biases and bounds, with rotary positions and the default widths of a head.
+    "granitemoehybrid_rope": dict(hidden_size=128, num_attention_heads=2, num_key_value_heads=2, num_hidden_layers=3,
+                                  layer_types=["mamba", "mamba", "attention"], num_local_experts=0,
+                                  num_experts_per_tok=0, shared_intermediate_size=64, position_embedding_type="rope",
+                                  rope_theta=1e4, mamba_n_heads=8, mamba_d_head="auto", mamba_n_groups=1,
+                                  mamba_d_state=16, mamba_conv_bias=False, mamba_chunk_size=32,
+                                  tie_word_embeddings=True),
     # Expert groups ranked by their best expert, YaRN, queries without a latent.
     "deepseek_v2": dict(num_attention_heads=2, num_key_value_heads=2, kv_lora_rank=512, q_lora_rank=None,
                         qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, n_routed_experts=8,
@@ -87,11 +102,11 @@ ARCHITECTURES = {"mistral": "MistralForCausalLM", "mixtral": "MixtralForCausalLM
                  "qwen3_moe": "Qwen3MoeForCausalLM", "gemma3_text": "Gemma3ForCausalLM", "phi3": "Phi3ForCausalLM",
                  "olmo2": "Olmo2ForCausalLM", "glm4": "Glm4ForCausalLM", "glm": "GlmForCausalLM",
                  "smollm3": "SmolLM3ForCausalLM", "granite": "GraniteForCausalLM",
-                 "deepseek_v2": "DeepseekV2ForCausalLM"}
+                 "granitemoehybrid": "GraniteMoeHybridForCausalLM", "deepseek_v2": "DeepseekV2ForCausalLM"}
 
 
 def model_type(name):
-    return name.removesuffix("_short")
+    return name.removesuffix("_short").removesuffix("_rope")
 
 
 def config_of(name):

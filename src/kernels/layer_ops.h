@@ -21,13 +21,15 @@ struct HeadView {
 };
 
 // y = x / sqrt(mean(x^2) + epsilon) * weight (RMSNorm, arXiv:1910.07467), over dim, then times
-// silu(gate) if a gate is given.
+// silu(gate) if a gate is given. With gates_first, x is multiplied by silu(gate) before that.
 struct RmsNormParams {
   HeadView x;
-  HeadView out;                   // may be x
-  HeadView gate;                  // data null: none; must not be out
-  const float* weight = nullptr;  // [dim], the same for every head; null: no weight (l2 norm)
-  bool weight_plus_one = false;   // times (1 + weight), as Gemma stores it
+  HeadView out;   // may be x
+  HeadView gate;  // data null: none; must not be out
+  bool gates_first = false;
+  const float* weight = nullptr;   // [dim]; null: no weight (l2 norm)
+  int64_t weight_head_stride = 0;  // elements between the weights of heads; 0: all have the same
+  bool weight_plus_one = false;    // times (1 + weight), as Gemma stores it
   float epsilon = 0;
   int64_t rows = 0;
   int32_t heads = 1;
@@ -170,6 +172,22 @@ struct DeltaInputsParams {
   int32_t key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0;
 };
 void delta_inputs(const DeltaInputsParams& params, ThreadPool& threads);
+
+// The inputs of a Mamba2 layer from its projection, whose rows hold [z | x, B, C | dt]: dt =
+// clamp(softplus(dt + dt_bias), dt_min, dt_max), log_decay = -exp(a_log) dt.
+struct Mamba2InputsParams {
+  const float* projected = nullptr;  // [rows, values + conv_dim + heads]
+  const float* a_log = nullptr;      // [heads]
+  const float* dt_bias = nullptr;    // [heads]
+  float dt_min = 0, dt_max = 0;
+  float* z = nullptr;          // [rows, values]
+  float* mixed = nullptr;      // [rows, conv_dim]: x, B, C
+  float* log_decay = nullptr;  // [rows, heads]
+  float* dt = nullptr;         // [rows, heads]
+  int64_t rows = 0;
+  int32_t values = 0, conv_dim = 0, heads = 0;
+};
+void mamba2_inputs(const Mamba2InputsParams& params, ThreadPool& threads);
 
 // Both work on `count` dense elements.
 void add(float* x, const float* y, float factor, int64_t count,

@@ -92,6 +92,10 @@ class CountingDevice final : public ModelDevice {
   void gated_norm(const Norm&, HeadRows, HeadRows, HeadRows, int64_t, int32_t) override {
     refuse();
   }
+  void mamba2_inputs(const kernels::Mamba2InputsParams&) override { refuse(); }
+  void norm_of_gated(const Norm&, HeadRows, HeadRows, HeadRows, int64_t, int32_t) override {
+    refuse();
+  }
   void moe_routing(const kernels::MoeRoutingParams&) override { refuse(); }
   void embedding(const kernels::EmbeddingParams&) override { refuse(); }
   void gather_rows(const kernels::ExpertRowsParams&) override { refuse(); }

@@ -94,6 +94,10 @@ class CudaDevice final : public ModelDevice {
   void delta_inputs(const kernels::DeltaInputsParams& params) override;
   void gated_norm(const Norm& norm, HeadRows x, HeadRows gate, HeadRows out, int64_t rows,
                   int32_t heads) override;
+  void mamba2_inputs(const kernels::Mamba2InputsParams&) override { refuse_mamba2(); }
+  void norm_of_gated(const Norm&, HeadRows, HeadRows, HeadRows, int64_t, int32_t) override {
+    refuse_mamba2();
+  }
   void moe_routing(const kernels::MoeRoutingParams& params) override;
   void embedding(const kernels::EmbeddingParams& params) override;
   void gather_rows(const kernels::ExpertRowsParams& params) override;
@@ -106,6 +110,9 @@ class CudaDevice final : public ModelDevice {
   }
 
  private:
+  [[noreturn]] static void refuse_mamba2() {
+    fail(ErrorCode::unsupported, "Mamba2 layers of models run on the CPU only");
+  }
   void copy_in(std::byte* to, const StoredTensor& tensor);
   bool serves_skinny(const Linear& weights, const cuda::SkinnyGemmParams& params) const {
     return !row_invariant_ && weights.dtype == DType::bf16 && !weights.is_kn &&

@@ -221,6 +221,11 @@ class ModelDevice {
   // is f32, too.
   virtual void gated_norm(const Norm& norm, HeadRows x, HeadRows gate, HeadRows out, int64_t rows,
                           int32_t heads) = 0;
+  virtual void mamba2_inputs(const kernels::Mamba2InputsParams& params) = 0;
+  // Computes out[r, h, i] = norm_h(x[r, h] * silu(gate[r, h]))[i] from f32, where the weights of
+  // the norm are those of all heads, one after another. `out` may be x if it is f32, too.
+  virtual void norm_of_gated(const Norm& norm, HeadRows x, HeadRows gate, HeadRows out,
+                             int64_t rows, int32_t heads) = 0;
   virtual void moe_routing(const kernels::MoeRoutingParams& params) = 0;
   virtual void embedding(const kernels::EmbeddingParams& params) = 0;
   virtual void gather_rows(const kernels::ExpertRowsParams& params) = 0;  // requires a null weight

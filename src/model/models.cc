@@ -28,6 +28,8 @@ std::span<const ModelEntry> models() {
       ModelEntry{"Glm4ForCausalLM", load_plain<kGlm4>},
       ModelEntry{"SmolLM3ForCausalLM", load_plain<kSmolLm3>},
       ModelEntry{"GraniteForCausalLM", load_plain<kGranite>},
+      ModelEntry{"GraniteMoeHybridForCausalLM", load_granite_hybrid,
+                 "its Mamba2 layers take their inputs on the CPU only"},
       ModelEntry{"GptOssForCausalLM", load_gpt_oss},
       ModelEntry{"DeepseekV2ForCausalLM", load_deepseek_v2},
       ModelEntry{"DeepseekV3ForCausalLM", load_deepseek_v3},

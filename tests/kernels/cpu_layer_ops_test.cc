@@ -62,6 +62,76 @@ TEST(RmsNorm, MatchesFormulaWithStridesWeightOffsetAndGate) {
   }
 }
 
+TEST(RmsNorm, GatesFirstWithWeightsOfEachHead) {
+  ThreadPool threads(2);
+  constexpr int32_t kRows = 9, kHeads = 3, kDim = 21;
+  const std::vector<float> x = random_values(kRows * kHeads * kDim, 1);
+  const std::vector<float> gate = random_values(kRows * kHeads * kDim, 2, -4, 4);
+  const std::vector<float> weight = random_values(kHeads * kDim, 3);
+  std::vector<float> out = x;
+  RmsNormParams params;
+  params.x = params.out = {out.data(), kHeads * kDim, kDim};
+  params.gate = {const_cast<float*>(gate.data()), kHeads * kDim, kDim};
+  params.gates_first = true;
+  params.weight = weight.data();
+  params.weight_head_stride = kDim;
+  params.epsilon = 1e-3f;
+  params.rows = kRows;
+  params.heads = kHeads;
+  params.dim = kDim;
+  rms_norm(params, threads);
+  for (size_t head = 0; head < kRows * kHeads; ++head) {
+    const auto product = [&](size_t i) { return x[head * kDim + i] * silu(gate[head * kDim + i]); };
+    double squares = 0;
+    for (size_t i = 0; i < kDim; ++i) squares += product(i) * product(i);
+    for (size_t i = 0; i < kDim; ++i) {
+      const double norm = product(i) / std::sqrt(squares / kDim + 1e-3);
+      expect_close(out[head * kDim + i], norm * weight[head % kHeads * kDim + i], "norm", i);
+    }
+  }
+}
+
+TEST(Mamba2Inputs, SplitAndLimited) {
+  ThreadPool threads(2);
+  constexpr int32_t kRows = 5, kValues = 12, kConv = 20, kHeads = 3;
+  constexpr size_t kWidth = kValues + kConv + kHeads;
+  const std::vector<float> projected = random_values(kRows * kWidth, 1, -30, 30);
+  const std::vector<float> a_log = random_values(kHeads, 2, -2, 2);
+  const std::vector<float> dt_bias = random_values(kHeads, 3, -2, 2);
+  std::vector<float> z(kRows * kValues), mixed(kRows * kConv);
+  std::vector<float> log_decay(kRows * kHeads), dt(kRows * kHeads);
+  Mamba2InputsParams params;
+  params.projected = projected.data();
+  params.a_log = a_log.data();
+  params.dt_bias = dt_bias.data();
+  params.dt_min = 0.25f;
+  params.dt_max = 9;
+  params.z = z.data();
+  params.mixed = mixed.data();
+  params.log_decay = log_decay.data();
+  params.dt = dt.data();
+  params.rows = kRows;
+  params.values = kValues;
+  params.conv_dim = kConv;
+  params.heads = kHeads;
+  mamba2_inputs(params, threads);
+  size_t limited = 0;
+  for (size_t row = 0; row < kRows; ++row) {
+    const float* from = projected.data() + row * kWidth;
+    for (size_t i = 0; i < kValues; ++i) EXPECT_EQ(z[row * kValues + i], from[i]);
+    for (size_t i = 0; i < kConv; ++i) EXPECT_EQ(mixed[row * kConv + i], from[kValues + i]);
+    for (size_t h = 0; h < kHeads; ++h) {
+      const double raw = std::log1p(std::exp(double{from[kValues + kConv + h]} + dt_bias[h]));
+      const double step = std::min(std::max(raw, 0.25), 9.0);
+      limited += step != raw ? 1 : 0;
+      expect_close(dt[row * kHeads + h], step, "dt", h);
+      expect_close(log_decay[row * kHeads + h], -std::exp(double{a_log[h]}) * step, "decay", h);
+    }
+  }
+  EXPECT_GT(limited, 0u);
+  EXPECT_LT(limited, size_t{kRows * kHeads});
+}
+
 TEST(RmsNorm, WithoutWeightIsTheL2Norm) {
   ThreadPool threads(1);
   std::vector<float> x = {3, 4, 0, 0};

@@ -161,6 +161,18 @@ constexpr Refusal kRefusals[] = {
      "linear_num_value_heads is 4, must be a multiple of linear_num_key_heads, 3"},
     {"Convolution", "qwen3_next", R"({"linear_conv_kernel_dim": 3})", kCorrupt,
      "'model.layers.0.linear_attn.conv1d.weight' has shape [512, 1, 4], must be [512, 1, 3]"},
+    {"Experts", "granitemoehybrid", R"({"num_local_experts": 4})", kUnsupported,
+     "num_local_experts is 4; supported is 0"},
+    {"MambaHeads", "granitemoehybrid", R"({"mamba_n_heads": 24})", kCorrupt,
+     "mamba_n_heads is 24, must be a divisor of mamba_expand * hidden_size, 256"},
+    {"MambaGroups", "granitemoehybrid", R"({"mamba_n_groups": 3})", kCorrupt,
+     "mamba_n_heads is 16, must be a multiple of mamba_n_groups, 3"},
+    {"MambaHeadDim", "granitemoehybrid", R"({"mamba_d_head": 32})", kCorrupt,
+     "mamba_d_head is 32, must be mamba_expand * hidden_size / mamba_n_heads, 16"},
+    {"TimeSteps", "granitemoehybrid", R"({"time_step_limit": [2.0, 1.0]})", kCorrupt,
+     "time_step_limit is an array of 2, must be an array of two numbers, the smaller one first"},
+    {"HybridPositions", "granitemoehybrid", R"({"position_embedding_type": "alibi"})", kUnsupported,
+     "position_embedding_type is 'alibi'"},
 };
 
 INSTANTIATE_TEST_SUITE_P(Models, Refusals, testing::ValuesIn(kRefusals),

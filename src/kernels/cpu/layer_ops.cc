@@ -60,17 +60,20 @@ void rms_norm(const RmsNormParams& params, ThreadPool& threads) {
   for_heads(threads, params.rows, params.heads, params.dim, [&](int64_t row, int64_t h) {
     const float* x = head(params.x, row, h);
     float* out = head(params.out, row, h);
+    const float* gate = params.gate.data ? head(params.gate, row, h) : nullptr;
+    if (gate && params.gates_first) {
+      for (int32_t i = 0; i < params.dim; ++i) out[i] = x[i] * silu(gate[i]);
+      x = out;
+    }
     const float mean = sum_of_squares(x, params.dim) / static_cast<float>(params.dim);
     const float inverse = 1.0f / std::sqrt(mean + params.epsilon);
     if (params.weight) {
-      for (int32_t i = 0; i < params.dim; ++i) {
-        out[i] = x[i] * inverse * (plus + params.weight[i]);
-      }
+      const float* weight = params.weight + h * params.weight_head_stride;
+      for (int32_t i = 0; i < params.dim; ++i) out[i] = x[i] * inverse * (plus + weight[i]);
     } else {
       for (int32_t i = 0; i < params.dim; ++i) out[i] = x[i] * inverse;
     }
-    if (params.gate.data) {
-      const float* gate = head(params.gate, row, h);
+    if (gate && !params.gates_first) {
       for (int32_t i = 0; i < params.dim; ++i) out[i] *= silu(gate[i]);
     }
   });
@@ -171,6 +174,25 @@ void delta_inputs(const DeltaInputsParams& params, ThreadPool& threads) {
   gates.rows = params.rows;
   gates.heads = params.value_heads;
   delta_gates(gates, threads);
+}
+
+void mamba2_inputs(const Mamba2InputsParams& params, ThreadPool& threads) {
+  const int64_t values = params.values, conv_dim = params.conv_dim, heads = params.heads;
+  const int64_t width = values + conv_dim + heads;
+  parallel_ranges(threads, params.rows, row_grain(width), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const float* from = params.projected + row * width;
+      std::copy_n(from, values, params.z + row * values);
+      std::copy_n(from + values, conv_dim, params.mixed + row * conv_dim);
+      const float* dt = from + values + conv_dim;
+      for (int64_t h = 0; h < heads; ++h) {
+        const float step =
+            std::clamp(softplus(dt[h] + params.dt_bias[h]), params.dt_min, params.dt_max);
+        params.dt[row * heads + h] = step;
+        params.log_decay[row * heads + h] = -std::exp(params.a_log[h]) * step;
+      }
+    }
+  });
 }
 
 void add(float* x, const float* y, float factor, int64_t count, ThreadPool& threads) {
