@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,6 +18,10 @@ enum class ToolCallFormat : uint8_t {
   hermes,   // <tool_call>{"name": ..., "arguments": ...}</tool_call>, any number of them
   llama3,   // the answer is {"name": ..., "parameters": ...}, or several of them with ";" between
   mistral,  // [TOOL_CALLS][{"name": ..., "arguments": ...}, ...], or [TOOL_CALLS]name[ARGS]{...}
+  // <tool_call><function=name><parameter=key>value</parameter></function></tool_call>
+  qwen3_coder,
+  // <tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>, as GLM-4.5 does
+  glm4,
 };
 
 // Returns the format that a chat template writes into the history.
@@ -29,7 +34,8 @@ struct ToolCall {
 
 // Divides a text that arrives in pieces into content and calls. Text that may become a call is
 // withheld. Text that looks like a call and is none, because it is no JSON or has no name, becomes
-// content.
+// content. qwen3_coder and glm4 write values without quotes: one is a text if the function's schema
+// says so or if it is no JSON.
 class ToolCallParser {
  public:
   struct Output {
@@ -37,7 +43,9 @@ class ToolCallParser {
     std::vector<ToolCall> calls = {};
   };
 
-  explicit ToolCallParser(ToolCallFormat format) : format_(format) {}
+  // `tools` is the array of functions that the chat template got, as JSON. Without it, every value
+  // that is JSON counts as such.
+  explicit ToolCallParser(ToolCallFormat format, std::string_view tools = {});
 
   // Takes the next text. Texts of special tokens for which is_mark() is true belong to it, too.
   Output push(std::string_view text);
@@ -45,15 +53,20 @@ class ToolCallParser {
   static bool is_mark(std::string_view special_token);
 
  private:
-  void read_hermes(Output& output, bool ends);
+  void read(Output& output, bool ends);
+  // Reads formats with <tool_call> and </tool_call> around a call.
+  void read_tagged(Output& output, bool ends);
   void read_llama3(Output& output, bool ends);
   void read_mistral(Output& output, bool ends);
   // Releases text before the mark, and removes the mark. Returns false if it has not come; a
   // beginning of it is withheld.
   bool skip_to_mark(std::string_view mark, Output& output, bool ends);
   void release(size_t bytes, Output& output);
+  // Returns the calls between two tags, or none if the text is no call.
+  std::vector<ToolCall> tagged_calls(std::string_view text) const;
 
   ToolCallFormat format_;
+  std::map<std::string, std::string> schemas_;  // JSON of parameters, by the function's name
   std::string held_;
   std::string before_;       // white space before the mark
   bool inside_ = false;      // after the mark of a call

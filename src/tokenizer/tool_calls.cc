@@ -5,6 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "tokenizer/tool_values.h"
+
 namespace fovea {
 namespace {
 
@@ -12,30 +14,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr std::string_view kOpen = "<tool_call>", kClose = "</tool_call>",
                            kMistral = "[TOOL_CALLS]", kArguments = "[ARGS]",
-                           kPython = "<|python_tag|>", kSpace = " \t\r\n";
-constexpr int kMaxDepth = 64;
-
-// Returns the bytes of the JSON object or array that begins the text; 0 if its end has not come,
-// npos if it is none or nested too deep.
-size_t json_end(std::string_view text) {
-  int depth = 0;
-  bool quoted = false;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const char byte = text[i];
-    if (quoted) {
-      if (byte == '\\') ++i;
-      quoted = byte != '"';
-    } else if (byte == '"') {
-      quoted = true;
-    } else if (byte == '{' || byte == '[') {
-      if (++depth > kMaxDepth) return text.npos;
-    } else if (byte == '}' || byte == ']') {
-      if (--depth == 0) return i + 1;
-    }
-    if (depth == 0) return text.npos;
-  }
-  return 0;
-}
+                           kPython = "<|python_tag|>";
 
 // Returns the arguments in one line: an object, or a text that holds one.
 std::optional<std::string> arguments_of(const Json& given) {
@@ -73,45 +52,64 @@ std::vector<ToolCall> calls_of(std::string_view text) {
   return calls;
 }
 
-std::string_view trimmed(std::string_view text) {
-  const size_t begin = text.find_first_not_of(kSpace);
-  if (begin == text.npos) return {};
-  return text.substr(begin, text.find_last_not_of(kSpace) + 1 - begin);
-}
-
 }  // namespace
 
 ToolCallFormat tool_call_format(std::string_view chat_template) {
   const auto has = [&](std::string_view part) { return chat_template.find(part) != part.npos; };
-  // Other formats begin with the same mark and go on without JSON.
-  if (has(kOpen) && !has("<function=") && !has("<arg_key>")) return ToolCallFormat::hermes;
+  if (has(kOpen)) {
+    if (has("<function=")) return ToolCallFormat::qwen3_coder;
+    return has("<arg_key>") ? ToolCallFormat::glm4 : ToolCallFormat::hermes;
+  }
   if (has(kMistral) || has("[AVAILABLE_TOOLS]")) return ToolCallFormat::mistral;
   if (has("ipython") && has("\"parameters\": ")) return ToolCallFormat::llama3;
   return ToolCallFormat::none;
 }
 
 bool ToolCallParser::is_mark(std::string_view special_token) {
-  constexpr std::string_view kMarks[] = {kOpen, kClose, kMistral, kArguments, kPython};
+  constexpr std::string_view kMarks[] = {kOpen,        kClose,        kMistral,
+                                         kArguments,   kPython,       "<arg_key>",
+                                         "</arg_key>", "<arg_value>", "</arg_value>"};
   return std::ranges::find(kMarks, special_token) != std::end(kMarks);
+}
+
+ToolCallParser::ToolCallParser(ToolCallFormat format, std::string_view tools) : format_(format) {
+  if (format == ToolCallFormat::qwen3_coder || format == ToolCallFormat::glm4)
+    schemas_ = parameter_schemas(tools);
 }
 
 ToolCallParser::Output ToolCallParser::push(std::string_view text) {
   held_ += text;
   Output output;
-  if (format_ == ToolCallFormat::hermes) read_hermes(output, false);
-  if (format_ == ToolCallFormat::llama3) read_llama3(output, false);
-  if (format_ == ToolCallFormat::mistral) read_mistral(output, false);
-  if (format_ == ToolCallFormat::none) release(held_.size(), output);
+  read(output, false);
   return output;
 }
 
 ToolCallParser::Output ToolCallParser::finish() {
   Output output;
-  if (format_ == ToolCallFormat::hermes) read_hermes(output, true);
-  if (format_ == ToolCallFormat::llama3) read_llama3(output, true);
-  if (format_ == ToolCallFormat::mistral) read_mistral(output, true);
+  read(output, true);
   release(held_.size(), output);
   return output;
+}
+
+void ToolCallParser::read(Output& output, bool ends) {
+  switch (format_) {
+    case ToolCallFormat::none:
+      return release(held_.size(), output);
+    case ToolCallFormat::llama3:
+      return read_llama3(output, ends);
+    case ToolCallFormat::mistral:
+      return read_mistral(output, ends);
+    default:
+      return read_tagged(output, ends);
+  }
+}
+
+std::vector<ToolCall> ToolCallParser::tagged_calls(std::string_view text) const {
+  if (format_ == ToolCallFormat::hermes) return calls_of(text);
+  const std::optional<ToolCall> call = format_ == ToolCallFormat::glm4
+                                           ? read_glm4_call(text, schemas_)
+                                           : read_qwen3_coder_call(text, schemas_);
+  return call ? std::vector{*call} : std::vector<ToolCall>();
 }
 
 void ToolCallParser::release(size_t bytes, Output& output) {
@@ -141,7 +139,7 @@ bool ToolCallParser::skip_to_mark(std::string_view mark, Output& output, bool en
   return false;
 }
 
-void ToolCallParser::read_hermes(Output& output, bool ends) {
+void ToolCallParser::read_tagged(Output& output, bool ends) {
   while (true) {
     if (!inside_) {
       if (!skip_to_mark(kOpen, output, ends)) return;
@@ -151,7 +149,7 @@ void ToolCallParser::read_hermes(Output& output, bool ends) {
     if (close == held_.npos && !ends) return;
     // A model may end its answer without the last mark.
     const std::string_view text = std::string_view(held_).substr(0, close);
-    std::vector<ToolCall> calls = calls_of(trimmed(text));
+    std::vector<ToolCall> calls = tagged_calls(trimmed(text));
     inside_ = false;
     if (calls.empty()) {
       output.content.append(before_).append(kOpen).append(text);

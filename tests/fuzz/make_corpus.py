@@ -311,7 +311,11 @@ def tool_calls():
     for number, (name, text) in enumerate((
             ("hermes", 'a <tool_call>{"name": "f", "arguments": {"x": "}"}}</tool_call>\n<tool_call>{"name": 1}'),
             ("llama3", '<|python_tag|>{"name": "f", "parameters": {}}; {"name": "g", "parameters": {"a": [1]}}'),
-            ("mistral", 'a[TOOL_CALLS][{"name": "f", "arguments": {}}][TOOL_CALLS]g[ARGS]{"y": 2} <tool_'))):
+            ("mistral", 'a[TOOL_CALLS][{"name": "f", "arguments": {}}][TOOL_CALLS]g[ARGS]{"y": 2} <tool_'),
+            ("qwen3_coder", "a <tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n<parameter=c>\n[1]\n"
+             "</parameter>\n</function>\n</tool_call>"),
+            ("glm4", "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n<arg_key>b</arg_key>"
+             "<arg_value>null</arg_value>\n</tool_call><tool_call>g</tool_call>"))):
         write("tool_calls", name, bytes([number + 1, 3]) + text.encode())
 
 

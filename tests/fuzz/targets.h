@@ -181,7 +181,8 @@ inline void read_json_schema(std::span<const uint8_t> data) {
 
 inline ToolCallParser::Output parse_calls(ToolCallFormat format, std::string_view text,
                                           size_t piece) {
-  ToolCallParser parser(format);
+  ToolCallParser parser(format, R"([{"function": {"name": "f", "parameters": {
+      "properties": {"a": {"type": "string"}, "b": {"type": ["null", "string"]}}}}}])");
   ToolCallParser::Output all;
   const auto add = [&](ToolCallParser::Output output) {
     all.content += output.content;
@@ -197,7 +198,7 @@ inline ToolCallParser::Output parse_calls(ToolCallFormat format, std::string_vie
 inline void read_tool_calls(std::span<const uint8_t> data) {
   if (data.size() < 2) return;
   const std::string_view bytes(reinterpret_cast<const char*>(data.data()), data.size());
-  const auto format = static_cast<ToolCallFormat>(data[0] % 4);
+  const auto format = static_cast<ToolCallFormat>(data[0] % 6);
   const auto whole = parse_calls(format, bytes.substr(2), bytes.size());
   const auto pieces = parse_calls(format, bytes.substr(2), data[1] % 16 + 1);
   require(whole.content == pieces.content && whole.calls.size() == pieces.calls.size());

@@ -17,6 +17,11 @@ struct Case {
   std::vector<ToolCall> calls;
 };
 
+const std::string kTools = R"([{"type": "function", "function": {"name": "f", "parameters": {
+    "type": "object", "properties": {
+        "text": {"type": "string"}, "number": {"type": "number"}, "flag": {"type": "boolean"},
+        "list": {"type": "array"}, "maybe": {"type": ["string", "null"]}}}}}])";
+
 const std::vector<Case>& cases() {
   using enum ToolCallFormat;
   static const std::vector<Case> kCases = {
@@ -80,9 +85,69 @@ const std::vector<Case>& cases() {
   return kCases;
 }
 
+// Formats whose values have no quotes.
+const std::vector<Case>& cases_without_quotes() {
+  using enum ToolCallFormat;
+  static const std::vector<Case> kCases = {
+      {qwen3_coder,
+       "Let me see.\n<tool_call>\n<function=f>\n<parameter=text>\n5\n</parameter>\n"
+       "<parameter=number>\n5\n</parameter>\n<parameter=list>\n[1, {\"a\": 2}]\n</parameter>\n"
+       "</function>\n</tool_call>",
+       "Let me see.",
+       {{"f", R"({"text":"5","number":5,"list":[1,{"a":2}]})"}}},
+      {qwen3_coder,
+       "<tool_call><function=f><parameter=text>\n\na <b>\n c\n\n</parameter><parameter=flag>True"
+       "</parameter><parameter=maybe>null</parameter></function></tool_call>\n<tool_call>"
+       "<function=g></function></tool_call>",
+       "",
+       {{"f", R"({"text":"\na <b>\n c\n","flag":true,"maybe":null})"}, {"g", "{}"}}},
+      {qwen3_coder,
+       "<tool_call>\n<function=f>\n<parameter=number>\nmany\n</function>",
+       "",
+       {{"f", R"({"number":"many"})"}}},
+      {qwen3_coder,
+       "<tool_call>\n<function=unknown>\n<parameter=a>\n1.5\n</parameter>\n<parameter=b>\nx\n"
+       "</parameter>\n</function>\n</tool_call>",
+       "",
+       {{"unknown", R"({"a":1.5,"b":"x"})"}}},
+      {qwen3_coder,
+       "<tool_call>{\"name\": \"f\"}</tool_call>",
+       "<tool_call>{\"name\": \"f\"}</tool_call>",
+       {}},
+      {qwen3_coder,
+       "<tool_call><function=f>what?</function></tool_call>",
+       "<tool_call><function=f>what?</function></tool_call>",
+       {}},
+      {qwen3_coder,
+       "<tool_call><function=></function></tool_call>",
+       "<tool_call><function=></function></tool_call>",
+       {}},
+      {qwen3_coder,
+       "<tool_call><function=f><parameter=list>" + std::string(100, '[') +
+           "</parameter></function></tool_call>",
+       "",
+       {{"f", R"({"list":")" + std::string(100, '[') + R"("})"}}},
+      {glm4,
+       "I look.\n<tool_call>f\n<arg_key>text</arg_key>\n<arg_value>12</arg_value>\n"
+       "<arg_key>number</arg_key>\n<arg_value>12</arg_value>\n</tool_call>\n"
+       "<tool_call>g</tool_call>",
+       "I look.",
+       {{"f", R"({"text":"12","number":12})"}, {"g", "{}"}}},
+      {glm4,
+       "<tool_call>f<arg_key>list</arg_key><arg_value>[\"é\"]</arg_value></tool_call>",
+       "",
+       {{"f", R"({"list":["é"]})"}}},
+      {glm4, "<tool_call>f(x)</tool_call> ok", "<tool_call>f(x)</tool_call> ok", {}},
+      {glm4,
+       "<tool_call>f<arg_key>a</arg_key><arg_value>1</tool_call>",
+       "<tool_call>f<arg_key>a</arg_key><arg_value>1</tool_call>",
+       {}}};
+  return kCases;
+}
+
 void expect_output(const Case& expected, size_t piece) {
   SCOPED_TRACE(expected.text + ", in pieces of " + std::to_string(piece));
-  ToolCallParser parser(expected.format);
+  ToolCallParser parser(expected.format, kTools);
   ToolCallParser::Output all;
   const auto add = [&](const ToolCallParser::Output& output) {
     all.content += output.content;
@@ -100,8 +165,9 @@ void expect_output(const Case& expected, size_t piece) {
 }
 
 TEST(ToolCalls, AreFoundInPiecesOfAnySize) {
-  for (const Case& expected : cases())
-    for (const size_t piece : {1, 2, 3, 5, 11, 1000}) expect_output(expected, piece);
+  for (const auto* list : {&cases(), &cases_without_quotes()})
+    for (const Case& expected : *list)
+      for (const size_t piece : {1, 2, 3, 5, 11, 1000}) expect_output(expected, piece);
 }
 
 TEST(ToolCalls, ContentIsNotHeldBackWithoutNeed) {
@@ -111,6 +177,17 @@ TEST(ToolCalls, ContentIsNotHeldBackWithoutNeed) {
   EXPECT_EQ(parser.push("b>").content, " <b>");
   EXPECT_EQ(parser.push("<tool").content, "");
   EXPECT_EQ(parser.push("box>").content, "<toolbox>");
+}
+
+TEST(ToolCalls, ToolsThatAreNoneChangeNothing) {
+  for (const char* tools :
+       {"", "{", "1", "[1, {}, {\"function\": 1}, {\"function\": {\"name\": 1}}]"}) {
+    ToolCallParser parser(ToolCallFormat::glm4, tools);
+    const auto output =
+        parser.push("<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>");
+    ASSERT_EQ(output.calls.size(), 1u) << tools;
+    EXPECT_EQ(output.calls[0].arguments, R"({"a":1})");
+  }
 }
 
 TEST(ToolCalls, FormatsAreRecognisedByTheTemplate) {
@@ -125,8 +202,8 @@ TEST(ToolCalls, FormatsAreRecognisedByTheTemplate) {
       {"mistral_v0_3", mistral},
       {"mistral_v3_tools", mistral},
       {"smollm2", none},
-      {"qwen3_coder", none},
-      {"glm4", none},
+      {"qwen3_coder", qwen3_coder},
+      {"glm4", glm4},
       {"gemma3", none}};
   for (const auto& [name, format] : kFormats) {
     std::ifstream file(FOVEA_SOURCE_DIR "/testdata/chat/" + name + ".jinja");
