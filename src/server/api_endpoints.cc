@@ -7,6 +7,7 @@
 #include "server/api_server.h"
 #include "server/chat_messages.h"
 #include "server/fields.h"
+#include "server/json_text.h"
 #include "server/page.h"
 #include "server/run_on.h"
 #include "server/tools.h"
@@ -17,9 +18,7 @@ namespace {
 
 using nlohmann::json;
 
-HttpAnswer json_answer(const json& body) {
-  return {200, "application/json", body.dump(-1, ' ', false, json::error_handler_t::replace), {}};
-}
+HttpAnswer json_answer(const json& body) { return {200, "application/json", json_text(body), {}}; }
 
 std::vector<int32_t> tokens_of(Fields& body, const Engine& engine) {
   const json* const prompt = body.find("prompt");

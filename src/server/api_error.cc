@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/api_error.h"
 
-#include <nlohmann/json.hpp>
+#include "server/json_text.h"
 
 namespace fovea::server {
 namespace {
@@ -29,7 +29,7 @@ std::string ApiError::body() const {
   if (!param_.empty()) error["param"] = param_;
   nlohmann::ordered_json body;
   body["error"] = error;
-  return body.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  return json_text(body);
 }
 
 }  // namespace fovea::server

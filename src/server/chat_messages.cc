@@ -6,6 +6,7 @@
 
 #include "fovea/error.h"
 #include "server/api_error.h"
+#include "server/json_text.h"
 
 namespace fovea::server {
 namespace {
@@ -14,10 +15,6 @@ using nlohmann::json;
 using Ordered = nlohmann::ordered_json;
 
 constexpr size_t kMaxMessages = 4096, kMaxBytes = std::numeric_limits<size_t>::max();
-
-std::string dumped(const Ordered& value) {
-  return value.dump(-1, ' ', false, Ordered::error_handler_t::replace);
-}
 
 // Content is a text, or a list of parts of type "text". URLs of images and files are refused.
 // Missing content is empty, because templates that know no calls add texts to it.
@@ -124,7 +121,7 @@ std::string read_messages(Fields& body) {
   }
   Ordered messages = Ordered::array();
   for (size_t i = 0; i < list->size(); ++i) messages.push_back(read_message(body, (*list)[i], i));
-  return dumped(messages);
+  return json_text(messages);
 }
 
 // Returns further variables of the template, as JSON.
@@ -151,7 +148,7 @@ std::string read_variables(Fields& body) {
     }
     variables["documents"] = body.ordered("documents");
   }
-  return variables.empty() ? std::string() : dumped(variables);
+  return variables.empty() ? std::string() : json_text(variables);
 }
 
 // Removes the folder of the model from a message, which clients do not learn.

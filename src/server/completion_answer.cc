@@ -4,18 +4,15 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <numeric>
 #include <utility>
+
+#include "server/json_text.h"
 
 namespace fovea::server {
 namespace {
 
 using nlohmann::json;
-
-std::string dumped(const json& value) {
-  return value.dump(-1, ' ', false, json::error_handler_t::replace);
-}
 
 json finish_name(FinishReason finish, bool has_calls) {
   switch (finish) {
@@ -43,8 +40,8 @@ CompletionAnswer::CompletionAnswer(const CompletionRequest& request, const Engin
   const bool chat = request.dialect == Dialect::chat;
   const char* const object =
       chat ? (request.stream ? "chat.completion.chunk" : "chat.completion") : "text_completion";
-  head_ = fmt::format(R"({{"id":{},"object":"{}","created":{},"model":{})", dumped(id), object,
-                      created, dumped(model));
+  head_ = fmt::format(R"({{"id":{},"object":"{}","created":{},"model":{})", json_text(id), object,
+                      created, json_text(model));
   if (request.tools.use == ToolUse::none) return;
   for (Choice& choice : choices_)
     choice.tools = std::make_unique<ToolOutput>(request.tools, engine);
@@ -69,6 +66,8 @@ std::string CompletionAnswer::add(size_t index, TokenEvent event) {
     event.text = std::move(parts.content);
     calls = std::move(parts.calls);
     keep_calls(choice, calls);
+  } else if (request_.special_tokens && event.finish != FinishReason::stop) {
+    event.text += special_text(engine_, event.token);  // the last token is no part of the answer
   }
   keep(choice, index, event);
   unfinished_ -= last;
@@ -128,14 +127,14 @@ std::string CompletionAnswer::first_events(size_t index, Choice& choice) {
   }
   if (!request_.echo) return {};
   return event_text(fmt::format(R"({{"index":{},"text":{},"logprobs":null,"finish_reason":null}})",
-                                index, dumped(prompt_of(index).text)),
+                                index, json_text(prompt_of(index).text)),
                     nullptr);
 }
 
 // Returns the text or the message's delta that the event adds, as a member of the choice.
 std::string CompletionAnswer::delta_for(Choice& choice, const TokenEvent& event,
                                         const std::vector<CallPart>& calls) {
-  const std::string text = dumped(event.text);
+  const std::string text = json_text(event.text);
   if (request_.dialect == Dialect::completions) return R"("text":)" + text;
   if (calls.empty()) return fmt::format(R"("delta":{{"content":{}}})", text);
   json delta = json::object(), list = json::array();
@@ -151,7 +150,7 @@ std::string CompletionAnswer::delta_for(Choice& choice, const TokenEvent& event,
     list.push_back(std::move(call));
   }
   delta["tool_calls"] = std::move(list);
-  return R"("delta":)" + dumped(delta);
+  return R"("delta":)" + json_text(delta);
 }
 
 std::string CompletionAnswer::event_for(size_t index, Choice& choice, const TokenEvent& event,
@@ -159,11 +158,11 @@ std::string CompletionAnswer::event_for(size_t index, Choice& choice, const Toke
   std::string logprobs = "null";
   if (request_.logprobs >= 0 && event.token >= 0) {
     const ScoredToken scored{event.token, event.logprob, event.top};
-    logprobs = dumped(logprobs_json({&scored, 1}, choice.offset));
+    logprobs = json_text(logprobs_json({&scored, 1}, choice.offset));
   }
   std::string body = fmt::format(R"({{"index":{},{})", index, delta);
   body += fmt::format(R"(,"logprobs":{},"finish_reason":{})", logprobs,
-                      dumped(finish_name(event.finish, !choice.calls.empty())));
+                      json_text(finish_name(event.finish, !choice.calls.empty())));
   if (choice.stop_token) body += fmt::format(R"(,"stop_reason":{})", *choice.stop_token);
   if (request_.token_ids) {
     body +=
@@ -179,7 +178,7 @@ std::string CompletionAnswer::event_for(size_t index, Choice& choice, const Toke
 
 std::string CompletionAnswer::event_text(const std::string& choice, const json* usage) const {
   std::string text = fmt::format("data: {},\"choices\":[{}]", head_, choice);
-  if (usage != nullptr) text += fmt::format(",\"usage\":{}", dumped(*usage));
+  if (usage != nullptr) text += fmt::format(",\"usage\":{}", json_text(*usage));
   return text += "}\n\n";
 }
 
@@ -216,8 +215,8 @@ std::string CompletionAnswer::body() const {
   json choices = json::array();
   for (const size_t index : shown_choices())
     choices.push_back(choice_json(index, static_cast<int32_t>(choices.size())));
-  return fmt::format("{},\"choices\":{},\"usage\":{}}}", head_, dumped(choices),
-                     dumped(usage_json(prompt_tokens(), output_tokens(), true)));
+  return fmt::format("{},\"choices\":{},\"usage\":{}}}", head_, json_text(choices),
+                     json_text(usage_json(prompt_tokens(), output_tokens(), true)));
 }
 
 json CompletionAnswer::choice_json(size_t index, int32_t shown_index) const {

@@ -31,11 +31,13 @@ constexpr RefusedField kRefused[] = {
     {"suffix", R"([""])"},
     {"functions", "[[]]"},
     {"function_call", R"(["none", "auto"])"},
-    {"structured_outputs", "[{}]"},
-    {"guided_json", "[]"},
     {"guided_regex", "[]"},
     {"guided_choice", "[]"},
     {"guided_grammar", "[]"},
+    {"regex", "[]"},
+    {"ebnf", "[]"},
+    {"grammar", R"([""])"},
+    {"json_schema", "[]"},
     {"bad_words", "[[]]"},
     {"allowed_token_ids", "[]"},
     {"logprob_token_ids", "[]"},
@@ -43,14 +45,11 @@ constexpr RefusedField kRefused[] = {
     {"length_penalty", "[1, 1.0]"},
     {"prompt_embeds", "[]"},
     {"kv_transfer_params", "[]"},
-    {"truncate_prompt_tokens", "[]"},
     {"include_stop_str_in_output", "[false]"},
-    {"skip_special_tokens", "[true]"},
     {"chat_template", "[]"},
     {"mm_processor_kwargs", "[{}]"},
     {"modalities", R"([["text"]])"},
     {"audio", "[]"},
-    {"prediction", "[]"},
     {"web_search_options", "[]"},
 };
 
@@ -66,8 +65,9 @@ constexpr RefusedField kChatOnly[] = {
 };
 
 // Fields of OpenAI's API that describe a request and change no answer.
-constexpr std::array<std::string_view, 8> kWithoutEffect = {"user",
+constexpr std::array<std::string_view, 9> kWithoutEffect = {"user",
                                                             "store",
+                                                            "prediction",
                                                             "metadata",
                                                             "service_tier",
                                                             "request_id",
@@ -100,7 +100,6 @@ CompletionPrompt prompt_of(const json& value, const std::string& param, const En
     prompt.tokens = add_special ? engine.encode(prompt.text) : engine.encode_bare(prompt.text);
   } else {
     prompt.tokens = read_tokens(value, param, engine.vocabulary());
-    prompt.text = engine.decode(prompt.tokens);
   }
   if (prompt.tokens.empty()) refuse(param, "{} has 0 tokens, must have at least 1", param);
   return prompt;
@@ -164,6 +163,24 @@ void read_answer_tools(Fields& body, const Engine& engine, CompletionRequest& re
   request.sampling.json_schema = request.tools.schema;
 }
 
+// Keeps the last tokens of prompts that are longer than truncate_prompt_tokens; -1: than the
+// context, less a place for the answer.
+void truncate_prompts(Fields& body, const Engine& engine, std::vector<CompletionPrompt>& prompts) {
+  const int64_t longest = engine.max_context() - 1;
+  const auto given = body.integer("truncate_prompt_tokens", -1, longest);
+  if (!given) return;
+  if (*given == 0) {
+    refuse("truncate_prompt_tokens", "truncate_prompt_tokens is 0, must be -1 or in [1, {}]",
+           longest);
+  }
+  const auto limit = static_cast<size_t>(*given < 0 ? longest : *given);
+  for (CompletionPrompt& prompt : prompts) {
+    if (prompt.tokens.size() <= limit) continue;
+    prompt.tokens.erase(prompt.tokens.begin(), prompt.tokens.end() - static_cast<int64_t>(limit));
+    prompt.text = {};
+  }
+}
+
 void read_all_prompts(Fields& body, const Engine& engine, CompletionRequest& request) {
   const bool chat = request.dialect == Dialect::chat;
   const std::string param = chat ? "messages" : "prompt";
@@ -179,8 +196,11 @@ void read_all_prompts(Fields& body, const Engine& engine, CompletionRequest& req
              "{} prompts with {} choices each, at most {} in all", request.prompts.size(),
              request.best_of, kMaxChoices);
     }
-    for (const CompletionPrompt& prompt : request.prompts)
+    truncate_prompts(body, engine, request.prompts);
+    for (CompletionPrompt& prompt : request.prompts) {
+      if (request.echo && prompt.text.empty()) prompt.text = engine.decode(prompt.tokens);
       engine.check({.tokens = prompt.tokens, .sampling = request.sampling});
+    }
   } catch (const Error& error) {
     refuse(param, "{}", error.what());
   }
@@ -217,6 +237,10 @@ CompletionRequest read_completion(Dialect dialect, std::string_view text, const 
   if (dialect == Dialect::completions) request.echo = body.boolean("echo").value_or(false);
   read_sampling(body, engine, request);
   if (dialect == Dialect::chat) read_answer_tools(body, engine, request);
+  request.special_tokens = !body.boolean("skip_special_tokens").value_or(true);
+  if (request.special_tokens && !request.sampling.stop.empty()) {
+    refuse("skip_special_tokens", "skip_special_tokens is false, which excludes stop");
+  }
   request.token_ids = body.boolean("return_token_ids").value_or(false);
   request.tokens_as_ids = body.boolean("return_tokens_as_token_ids").value_or(false);
   request.salt = body.text("cache_salt", kMaxNameBytes).value_or("");

@@ -16,7 +16,7 @@ enum class Dialect { completions, chat };
 
 struct CompletionPrompt {
   std::vector<int32_t> tokens;
-  std::string text;  // the text that `echo` repeats
+  std::string text;  // with `echo`: the text that it repeats
 };
 
 struct CompletionRequest {
@@ -31,9 +31,10 @@ struct CompletionRequest {
   bool stream = false, include_usage = false, usage_in_chunks = false;
   // Log-probabilities wanted: -1: none, else with this many of the likeliest tokens.
   int32_t logprobs = -1, prompt_logprobs = -1;
-  bool token_ids = false;      // return_token_ids
-  bool tokens_as_ids = false;  // return_tokens_as_token_ids
-  ToolChoice tools;            // in chats
+  bool special_tokens = false;  // the text has special tokens, too
+  bool token_ids = false;       // return_token_ids
+  bool tokens_as_ids = false;   // return_tokens_as_token_ids
+  ToolChoice tools;             // in chats
   std::string salt;
   int32_t priority = 0;
   std::vector<std::string> ignored;  // fields that the server does not know

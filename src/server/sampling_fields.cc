@@ -7,6 +7,7 @@
 
 #include "fovea/error.h"
 #include "server/api_error.h"
+#include "server/json_text.h"
 
 namespace fovea::server {
 namespace {
@@ -93,34 +94,71 @@ int64_t read_max_tokens(Fields& body, const Engine& engine, CompletionRequest& r
   return std::max<int64_t>(1, given.value_or(fallback));
 }
 
-// Returns the JSON schema of response_format, or an empty text for any text.
-std::string read_schema(Fields& body, const Engine& engine) {
-  const json* const given = body.find("response_format");
-  if (given == nullptr) return {};
-  if (!given->is_object()) {
-    refuse("response_format", "response_format is {}, must be an object", shown(*given));
+constexpr std::string_view kAnyObject = R"({"type":"object"})";
+
+// Returns the JSON schema of response_format, or an empty text for any text. Answers have the
+// members in the order of the schema's properties.
+std::string schema_of_format(Fields& body, const json& given) {
+  if (!given.is_object()) {
+    refuse("response_format", "response_format is {}, must be an object", shown(given));
   }
-  Fields format(*given, "response_format.");
+  Fields format(given, "response_format.");
   const std::string type = format.text("type", 64).value_or("");
   if (type == "text") return {};
-  std::string schema = R"({"type":"object"})";
-  if (type == "json_schema") {
-    const json* const named = format.find("json_schema");
-    const json* const found =
-        named != nullptr && named->is_object() ? Fields(*named).find("schema") : nullptr;
-    if (found == nullptr) {
-      refuse("response_format.json_schema", "response_format.json_schema.schema is missing");
-    }
-    // Answers have the members in the order of the schema's properties.
-    schema = body.ordered("response_format")["json_schema"]["schema"].dump(
-        -1, ' ', false, json::error_handler_t::replace);
-  } else if (type != "json_object") {
+  if (type == "json_object") return std::string(kAnyObject);
+  if (type != "json_schema") {
     refuse("response_format.type", "response_format.type must be text, json_object or json_schema");
   }
+  const json* const named = format.find("json_schema");
+  const json* const found =
+      named != nullptr && named->is_object() ? Fields(*named).find("schema") : nullptr;
+  if (found == nullptr) {
+    refuse("response_format.json_schema", "response_format.json_schema.schema is missing");
+  }
+  return json_text(body.ordered("response_format")["json_schema"]["schema"]);
+}
+
+// A schema in vLLM's fields may be a text that holds it.
+std::string schema_of_value(const nlohmann::ordered_json& value) {
+  return value.is_string() ? value.get<std::string>() : json_text(value);
+}
+
+// Returns the JSON schema of vLLM's structured_outputs, or an empty text for any text.
+std::string schema_of_outputs(Fields& body, const json& given) {
+  const std::string param = "structured_outputs";
+  if (!given.is_object()) refuse(param, "{} is {}, must be an object", param, shown(given));
+  Fields outputs(given, param + ".");
+  const bool any_object = outputs.boolean("json_object").value_or(false);
+  const json* const schema = outputs.find("json");
+  for (const std::string& name : outputs.unknown()) {
+    const json& value = given.at(name);
+    if (value.is_null() || value == false) continue;
+    refuse(param, "{} has constraints that are not supported by this server, besides json", param);
+  }
+  if (schema != nullptr) return schema_of_value(body.ordered(param)["json"]);
+  return any_object ? std::string(kAnyObject) : std::string();
+}
+
+// Returns the JSON schema that the answer must fit, or an empty text for any text.
+std::string read_schema(Fields& body, const Engine& engine) {
+  std::string schema, param;
+  const auto take = [&](const char* name, const auto& schema_of) {
+    const json* const given = body.find(name);
+    if (given == nullptr) return;
+    const std::string found = schema_of(*given);
+    if (found.empty()) return;
+    if (!schema.empty()) refuse(name, "{} and {} exclude each other", param, name);
+    schema = found;
+    param = name;
+  };
+  take("response_format", [&](const json& given) { return schema_of_format(body, given); });
+  take("structured_outputs", [&](const json& given) { return schema_of_outputs(body, given); });
+  take("guided_json", [&](const json&) { return schema_of_value(body.ordered("guided_json")); });
+  if (schema.empty()) return schema;
   try {
     engine.check({.tokens = {0}, .sampling = {.json_schema = schema}});
   } catch (const Error& error) {
-    refuse("response_format", "{}", error.what());
+    refuse(param, "{}", error.what());
   }
   return schema;
 }

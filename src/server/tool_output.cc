@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/tool_output.h"
 
-#include <nlohmann/json.hpp>
 #include <utility>
+
+#include "server/json_text.h"
 
 namespace fovea::server {
 namespace {
@@ -16,13 +17,19 @@ std::vector<ToolCall> calls_of(const std::string& text) {
   if (!list.is_array()) return calls;
   for (const Ordered& call : list) {
     if (!call.is_object() || !call.contains("name") || !call.contains("arguments")) return {};
-    calls.push_back({call.at("name").get<std::string>(),
-                     call.at("arguments").dump(-1, ' ', false, Ordered::error_handler_t::replace)});
+    calls.push_back({call.at("name").get<std::string>(), json_text(call.at("arguments"))});
   }
   return calls;
 }
 
 }  // namespace
+
+std::string special_text(const Engine& engine, int32_t token) {
+  if (token < 0 || !engine.decode({&token, 1}).empty()) return {};
+  std::string text = engine.token_bytes(token);
+  // Some tokenizers drop a space at the beginning of a text.
+  return text.find_first_not_of(' ') == text.npos ? std::string() : text;
+}
 
 ToolOutput::Parts ToolOutput::add(const TokenEvent& event) {
   switch (choice_.use) {
@@ -40,12 +47,8 @@ ToolOutput::Parts ToolOutput::add(const TokenEvent& event) {
 ToolOutput::Parts ToolOutput::read_calls(const TokenEvent& event) {
   Parts parts;
   append(parser_.push(event.text), parts);
-  // The text of an event leaves out special tokens.
-  if (event.token >= 0) {
-    const std::string bytes = engine_.token_bytes(event.token);
-    if (ToolCallParser::is_mark(bytes) && engine_.decode({&event.token, 1}).empty())
-      append(parser_.push(bytes), parts);
-  }
+  const std::string special = special_text(engine_, event.token);
+  if (ToolCallParser::is_mark(special)) append(parser_.push(special), parts);
   if (event.finish != FinishReason::none) append(parser_.finish(), parts);
   return parts;
 }

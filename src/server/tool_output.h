@@ -13,6 +13,10 @@
 
 namespace fovea::server {
 
+// Returns the text of a special token, which the text of events leaves out; of other tokens
+// nothing.
+std::string special_text(const Engine& engine, int32_t token);
+
 // A new call, or more of the arguments of a call.
 struct CallPart {
   size_t index = 0;                      // number of the call in its choice
@@ -29,7 +33,7 @@ class ToolOutput {
 
   // `choice` and `engine` must outlive this.
   ToolOutput(const ToolChoice& choice, const Engine& engine)
-      : choice_(choice), engine_(engine), parser_(choice.format) {}
+      : choice_(choice), engine_(engine), parser_(choice.format, choice.tools) {}
 
   // Takes the next event of the choice and returns what it adds to the answer.
   Parts add(const TokenEvent& event);

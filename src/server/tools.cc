@@ -7,6 +7,7 @@
 
 #include "fovea/error.h"
 #include "server/api_error.h"
+#include "server/json_text.h"
 
 namespace fovea::server {
 namespace {
@@ -15,10 +16,6 @@ using nlohmann::json;
 using Ordered = nlohmann::ordered_json;
 
 constexpr size_t kMaxTools = 1024, kMaxNameBytes = 256;
-
-std::string dumped(const Ordered& value) {
-  return value.dump(-1, ' ', false, Ordered::error_handler_t::replace);
-}
 
 void check_tool(const json& tool, const std::string& param) {
   if (!tool.is_object()) refuse(param, "{} is {}, must be an object", param, shown(tool));
@@ -133,7 +130,7 @@ std::string read_tool_list(Fields& body) {
     refuse("tools", "tools has {} entries, at most {}", list->size(), kMaxTools);
   }
   for (size_t i = 0; i < list->size(); ++i) check_tool((*list)[i], fmt::format("tools[{}]", i));
-  return list->empty() ? std::string() : dumped(body.ordered("tools"));
+  return list->empty() ? std::string() : json_text(body.ordered("tools"));
 }
 
 ToolChoice read_tools(Fields& body, const Engine& engine) {
@@ -159,11 +156,11 @@ ToolChoice read_tools(Fields& body, const Engine& engine) {
   }
   const Ordered& tools = body.ordered("tools");
   if (choice.use == ToolUse::required) {
-    choice.schema = dumped(calls_schema(tools, choice.several));
+    choice.schema = json_text(calls_schema(tools, choice.several));
   } else {
     const Ordered* const function = function_named(tools, choice.function);
     if (function == nullptr) refuse("tool_choice", "tool_choice names a function not in tools");
-    choice.schema = dumped(parameters_of(*function));
+    choice.schema = json_text(parameters_of(*function));
   }
   check_schema(choice.schema, engine);
   return choice;

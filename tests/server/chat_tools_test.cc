@@ -2,6 +2,8 @@
 // Chats with tools: what the fields do to the request, and what an answer becomes.
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -157,6 +159,24 @@ TEST(ChatTools, MessagesOfErrorsNameNoFolder) {
   }
 }
 
+TEST(ChatTools, TemplatesThatTakeTooManyStepsAreRefused) {
+  const ChatModel model("qwen2_5");
+  const std::string file = model.folder() + "/chat_template.jinja";
+  std::filesystem::remove(file);
+  std::ofstream(file) << "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}"
+                         "{% endfor %}";
+  const std::unique_ptr<Engine> engine = load_chat_engine(model);
+  try {
+    read_completion(Dialect::chat, "{" + kMessages + "}", *engine);
+    ADD_FAILURE() << "accepted";
+  } catch (const ApiError& error) {
+    EXPECT_EQ(error.status(), 400);
+    EXPECT_EQ(error.param(), "messages");
+    EXPECT_NE(std::string(error.what()).find("steps"), std::string::npos) << error.what();
+    EXPECT_EQ(std::string(error.what()).find(model.folder()), std::string::npos) << error.what();
+  }
+}
+
 TEST(ChatTools, FieldsShapeThePrompt) {
   const std::string whole = prompt_of(kMessages);
   EXPECT_TRUE(whole.ends_with("<|im_start|>assistant\n")) << whole;
@@ -242,6 +262,41 @@ json answer_of(const std::string& fields, const std::string& text, size_t piece,
   }
   choice["message"] = message;
   return choice;
+}
+
+// The text of an event leaves out special tokens; skip_special_tokens puts them back.
+TEST(ChatTools, SpecialTokensAreShownIfWanted) {
+  Engine& engine = chat_engine();
+  const int32_t special = engine.encode_bare("<|bos|>").at(0);
+  ASSERT_EQ(engine.decode({&special, 1}), "");
+  for (const bool skips : {true, false}) {
+    const CompletionRequest request =
+        read(kMessages + R"(, "skip_special_tokens": )" + (skips ? "true" : "false"));
+    CompletionAnswer answer(request, engine, "m", "chatcmpl-1", 0);
+    answer.add(0, {.token = 300, .text = "a"});
+    answer.add(0, {.token = special});
+    answer.add(0, {.token = special, .finish = FinishReason::stop});
+    const json choice = json::parse(answer.body())["choices"][0];
+    EXPECT_EQ(choice["message"]["content"], skips ? "a" : "a" + engine.token_bytes(special));
+  }
+  expect_refused(kMessages + R"(, "skip_special_tokens": false, "stop": "x")",
+                 "skip_special_tokens");
+}
+
+// Values without quotes get the types of the function's schema.
+TEST(ChatTools, CallsOfQwen3CoderAreTyped) {
+  Engine& engine = chat_engine("qwen3_coder");
+  const CompletionRequest request = read(kMessages + R"(, "tools": [{"type": "function", "function":
+      {"name": "weather", "parameters": {"type": "object", "properties":
+      {"town": {"type": "string"}, "days": {"type": "integer"}}}}}])", "qwen3_coder");
+  CompletionAnswer answer(request, engine, "m", "chatcmpl-1", 0);
+  answer.add(0, {.token = 5,
+                 .text = "<tool_call>\n<function=weather>\n<parameter=town>\n12\n</parameter>\n"
+                         "<parameter=days>\n12\n</parameter>\n</function>\n</tool_call>"});
+  answer.add(0, {.finish = FinishReason::stop});
+  const json call = json::parse(answer.body())["choices"][0]["message"]["tool_calls"][0];
+  EXPECT_EQ(call["function"]["name"], "weather");
+  EXPECT_EQ(call["function"]["arguments"], R"({"town":"12","days":12})");
 }
 
 struct Answer {

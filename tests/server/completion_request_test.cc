@@ -124,6 +124,16 @@ TEST(CompletionBody, OtherFieldsOutOfRangeAreNamed) {
       {"chat_template", {"\"{{ x }}\"", "\"\""}, {"null"}},
       {"use_beam_search", {"true"}, {"false"}},
       {"prompt_embeds", {"\"x\""}, {"null"}},
+      {"truncate_prompt_tokens", {"-2", "0", "256", "true", "\"1\""}, {"-1", "1", "255", "null"}},
+      {"skip_special_tokens", {"1"}, {"true", "false", "null"}},
+      {"structured_outputs",
+       {"1", R"({"regex": "a"})", R"({"choice": ["a"]})", R"({"json": {"type": "frog"}})",
+        R"({"json": "{"})"},
+       {"{}", "null", R"({"json": {"type": "integer"}})", R"({"json": "{\"type\": \"null\"}"})",
+        R"({"json_object": true, "regex": null, "disable_any_whitespace": false})"}},
+      {"guided_json", {R"({"type": "frog"})"}, {R"({"type": "integer"})", "null"}},
+      {"prediction", {}, {R"({"type": "content", "content": "a"})", "null"}},
+      {"regex", {"\"a\""}, {"null"}},
       {"kv_transfer_params", {"{}"}, {"null"}},
   };
   for (const Field& field : fields) {
@@ -156,6 +166,36 @@ TEST(CompletionBody, NestedFieldsAreNamedByTheirPath) {
                  body_with(Dialect::completions, "logit_bias", R"({"1": 101})"), "logit_bias.1");
   expect_refused(Dialect::completions,
                  body_with(Dialect::completions, "logit_bias", R"({"1": "x"})"), "logit_bias.1");
+}
+
+TEST(CompletionBody, SchemasComeFromOneOfThreeFields) {
+  const auto schema = [](const std::string& fields) {
+    return read(Dialect::completions, "{\"prompt\": \"a\", " + fields + "}").sampling.json_schema;
+  };
+  const std::string ordered = R"({"type":"object","properties":{"z":{},"a":{}}})";
+  EXPECT_EQ(schema("\"structured_outputs\": {\"json\": " + ordered + "}"), ordered);
+  EXPECT_EQ(schema("\"guided_json\": " + ordered), ordered);
+  EXPECT_EQ(schema("\"guided_json\": " + json(ordered).dump()), ordered);
+  EXPECT_EQ(schema(R"("structured_outputs": {"json_object": true})"), R"({"type":"object"})");
+  EXPECT_EQ(schema(R"("structured_outputs": {})"), "");
+  expect_refused(
+      Dialect::completions,
+      R"({"prompt": "a", "response_format": {"type": "json_object"}, "guided_json": {}})",
+      "guided_json");
+}
+
+TEST(CompletionBody, LongPromptsAreCutAtTheirBeginning) {
+  const auto tokens = [](const std::string& limit) {
+    const auto request =
+        read(Dialect::completions,
+             R"({"prompt": [5, 6, 7], "echo": true, "truncate_prompt_tokens": )" + limit + "}");
+    EXPECT_EQ(request.prompts.at(0).text, shared_engine().decode(request.prompts.at(0).tokens));
+    return request.prompts.at(0).tokens;
+  };
+  EXPECT_EQ(tokens("2"), (std::vector<int32_t>{6, 7}));
+  EXPECT_EQ(tokens("3"), (std::vector<int32_t>{5, 6, 7}));
+  const json longest = {{"prompt", std::vector<int32_t>(300, 7)}, {"truncate_prompt_tokens", -1}};
+  EXPECT_EQ(read(Dialect::completions, longest.dump()).prompts.at(0).tokens.size(), 255u);
 }
 
 TEST(CompletionBody, PromptsAreTextsOrTokens) {
