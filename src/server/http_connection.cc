@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/http_connection.h"
 
+#include <fmt/format.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/asio/write.hpp>
+#include <boost/beast/core/buffers_suffix.hpp>
 #include <boost/beast/http.hpp>
 #include <cctype>
 #include <cerrno>
@@ -86,6 +88,17 @@ int status_of(const error_code& error) {
                                                                                             : 0;
 }
 
+// Sends as much as the client has room for, and returns the rest. A client that reads costs no
+// timer and no wait.
+template <typename Buffers>
+beast::buffers_suffix<Buffers> send_now(beast::tcp_stream& stream, const Buffers& buffers) {
+  beast::buffers_suffix<Buffers> rest(buffers);
+  error_code error;
+  rest.consume(stream.socket().write_some(buffers, error));
+  if (error && error != asio::error::would_block) throw boost::system::system_error(error);
+  return rest;
+}
+
 template <typename Body>
 void add_headers(http::response<Body>& response, std::string_view type,
                  const HttpHeaders& headers) {
@@ -99,6 +112,8 @@ void add_headers(http::response<Body>& response, std::string_view type,
 HttpConnection::HttpConnection(asio::ip::tcp::socket socket,
                                std::shared_ptr<ConnectionSharing> shared)
     : stream_(std::move(socket)), shared_(std::move(shared)) {
+  error_code ignored;
+  stream_.socket().non_blocking(true, ignored);  // for send_now()
   shared_->connections.insert(this);
 }
 
@@ -227,14 +242,16 @@ asio::awaitable<void> HttpConnection::begin_stream(std::string_view type,
 
 asio::awaitable<void> HttpConnection::write(std::string_view text) {
   if (text.empty()) co_return;  // an empty chunk would end the stream
+  const bool chunked = version_ >= 11;
+  const std::string begin = chunked ? fmt::format("{:x}\r\n", text.size()) : std::string();
+  const std::string_view end = chunked ? "\r\n" : "";
+  const std::array<asio::const_buffer, 3> parts = {asio::buffer(begin), asio::buffer(text),
+                                                   asio::buffer(end)};
+  // g++ 12 destroys some temporaries of a co_await twice, so objects have names.
+  const auto rest = send_now(stream_, parts);
+  if (asio::buffer_size(rest) == 0) co_return;
   stream_.expires_after(shared_->limits.write_timeout);
-  if (version_ < 11) {
-    co_await asio::async_write(stream_, asio::buffer(text), use_awaitable);
-  } else {
-    // g++ 12 destroys some temporaries of a co_await twice, so objects have names.
-    const auto chunk = http::make_chunk(asio::buffer(text));
-    co_await asio::async_write(stream_, chunk, use_awaitable);
-  }
+  co_await asio::async_write(stream_, rest, use_awaitable);
 }
 
 asio::awaitable<void> HttpConnection::end_stream() {

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <ctime>
 #include <iterator>
 
 namespace fovea::server {
@@ -16,6 +17,13 @@ constexpr double kRequestSeconds[] = {0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 
 
 double seconds(Metrics::Clock::duration duration) {
   return std::chrono::duration<double>(duration).count();
+}
+
+// Returns the processor time of the calling thread.
+double thread_seconds() {
+  timespec time{};
+  (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
 constexpr std::array<std::string_view, 5> kEnds = {"none", "stop", "length", "abort", "error"};
@@ -82,6 +90,8 @@ std::string Metrics::text(const ServiceStats& stats, int64_t connections) const 
       {"fovea_kv_cache_usage_ratio", "gauge", "Share of the KV pages in use or cached.",
        number(engine.kv_pages - engine.kv_pages_free) / pages},
       {"fovea_http_connections", "gauge", "Open connections.", number(connections)},
+      {"fovea_http_thread_seconds_total", "counter",
+       "Processor time of the thread that serves HTTP.", thread_seconds()},
       {"fovea_healthy", "gauge", "0 after a failed pass.", stats.healthy ? 1.0 : 0.0},
       {"fovea_prompt_tokens_total", "counter", "Tokens of prompts.", number(prompt_tokens_)},
       {"fovea_generation_tokens_total", "counter", "Generated tokens.", number(output_tokens_)},

@@ -43,9 +43,9 @@ void check_options(const ServeOptions& options) {
 }
 
 // Ends the server: answers what is there, closes what does not end in time.
-asio::awaitable<void> end_on_signal(asio::io_context& io, HttpServer& http, EngineService& service,
+asio::awaitable<void> end_on_signal(asio::signal_set& signals, asio::io_context& io,
+                                    HttpServer& http, EngineService& service,
                                     std::chrono::seconds timeout) {
-  asio::signal_set signals(io, SIGTERM, SIGINT);
   co_await signals.async_wait(asio::use_awaitable);
   service.drain();
   http.stop_listening();
@@ -92,7 +92,9 @@ void serve(std::unique_ptr<Engine> engine, const ServeOptions& options,
                       HttpClient& client) { return api.handle(request, client); },
        .refusal = [&](int status, const std::string& what) { return api.refusal(status, what); }});
   api.count_connections_by([&] { return http.connections(); });
-  asio::co_spawn(io, end_on_signal(io, http, service, options.drain_timeout), asio::detached);
+  asio::signal_set signals(io, SIGTERM, SIGINT);
+  asio::co_spawn(io, end_on_signal(signals, io, http, service, options.drain_timeout),
+                 asio::detached);
   on_ready(http.port());
   io.run();
 }
