@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Fails when a folder includes one that is below it in the picture of docs/architecture.md, when device code outside
-kernels/cuda/common contains assembly (tests/emulation replaces the functions in that folder), or when a file outside a
-kernel family makes a variant of it."""
+kernels/cuda/common contains assembly (tests/emulation replaces the functions in that folder), when a file outside a
+kernel family makes a variant of it, or when the Python package evaluates or unpickles data."""
 import pathlib
 import re
 import sys
@@ -44,8 +44,22 @@ def check_attention(inside, included):
     return there in ("", here) or there in allowed
 
 
-def main():
+# Data that is executed: a file or a message could then run anything.
+EXECUTES = re.compile(r"\b(pickle|marshal|shelve|torch|joblib)\.loads?\(|(?<![.\w])(eval|exec)\(|\byaml\.load\(")
+
+
+def check_python():
+    """Returns an error for each line of the Python package that executes data."""
     errors = []
+    for file in sorted(ROOT.glob("python/fovea/**/*.py")):
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+            if EXECUTES.search(line):
+                errors.append(f"{file.relative_to(ROOT)}:{number}: evaluates or unpickles data")
+    return errors
+
+
+def main():
+    errors = check_python()
     files = [*ROOT.glob("include/**/*.h"), *ROOT.glob("src/**/*.h"), *ROOT.glob("src/**/*.cc"),
              *ROOT.glob("src/**/*.cuh")]
     for file in sorted(files):

@@ -3,15 +3,18 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <map>
 #include <mutex>
+#include <random>
 #include <stdexcept>
 #include <thread>
 
 #include "engine/small_engine.h"
 #include "engine/wrapped_engine.h"
+#include "support/cases.h"
 #include "support/expect_error.h"
 
 namespace fovea {
@@ -227,6 +230,41 @@ TEST(EngineService, CancelledRequestsEndAndFreeTheirPages) {
   collector.wait_for(8);
   for (size_t i = 0; i < 8; ++i) EXPECT_EQ(collector.result(i).finish, FinishReason::cancelled);
   expect_empty_pools(service);
+}
+
+// Requests wait, are computed in chunks, generate or have ended when they are cancelled.
+TEST(EngineService, RandomCancelsFreeEveryPage) {
+  EngineOptions options = small_options();
+  options.prefix_cache = false;
+  options.max_batch_tokens = 16;
+  EngineService service(Engine::load(options), {.max_running = 4, .max_waiting = 64});
+  std::mt19937 random(5);
+  std::atomic<int64_t> ends = 0, cancelled = 0;
+  int64_t added = 0;
+  std::vector<int64_t> alive;
+  for (int i = 0; i < 250 * test::test_scale(); ++i) {
+    std::vector<ServiceRequest> requests(1 + random() % 3);
+    for (ServiceRequest& one : requests) {
+      one.request.tokens.assign(1 + random() % 100, 9);
+      one.request.sampling.max_new_tokens = 1 + static_cast<int32_t>(random() % 100);
+      one.on_event = [&](const TokenEvent& event) {
+        ends += event.finish != FinishReason::none;
+        cancelled += event.finish == FinishReason::cancelled;
+      };
+    }
+    const std::vector<int64_t> ids = service.add(std::move(requests));
+    added += static_cast<int64_t>(ids.size());
+    alive.insert(alive.end(), ids.begin(), ids.end());
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 1000));
+    std::shuffle(alive.begin(), alive.end(), random);
+    const size_t kept = std::min<size_t>(alive.size(), random() % 10);
+    service.cancel(std::span(alive).subspan(kept));
+    alive.resize(kept);
+  }
+  service.cancel(alive);
+  expect_empty_pools(service);
+  EXPECT_EQ(ends, added);
+  EXPECT_GT(cancelled, added / 2);
 }
 
 TEST(EngineService, APassThatFailsOnceIsComputedAgain) {

@@ -215,6 +215,11 @@ class Ends(unittest.TestCase):
         self.assertEqual(received[-1], "[DONE]")
         self.assertEqual(len(received), 301)
 
+    def test_a_signal_right_after_the_start_ends_the_server(self):
+        for _ in range(3):
+            code, errors = Server(Served.root, Served.program).stop()
+            self.assertEqual((code, errors), (0, ""))
+
     def test_the_end_comes_after_the_timeout(self):
         received, code = self.end(("--drain-timeout", "0"), 1)
         self.assertEqual(code, 0)
