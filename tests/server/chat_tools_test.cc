@@ -288,7 +288,8 @@ TEST(ChatTools, CallsOfQwen3CoderAreTyped) {
   Engine& engine = chat_engine("qwen3_coder");
   const CompletionRequest request = read(kMessages + R"(, "tools": [{"type": "function", "function":
       {"name": "weather", "parameters": {"type": "object", "properties":
-      {"town": {"type": "string"}, "days": {"type": "integer"}}}}}])", "qwen3_coder");
+      {"town": {"type": "string"}, "days": {"type": "integer"}}}}}])",
+                                         "qwen3_coder");
   CompletionAnswer answer(request, engine, "m", "chatcmpl-1", 0);
   answer.add(0, {.token = 5,
                  .text = "<tool_call>\n<function=weather>\n<parameter=town>\n12\n</parameter>\n"
