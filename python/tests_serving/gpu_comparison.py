@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parts that the scripts for GPUs share: prompts, times of steps, and the comparison of two engines."""
 
+import itertools
 import json
 import random
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from typing import Any
 
 POINTS = [(1, 1024), (1, 16384), (8, 4096), (32, 4096), (64, 4096), (128, 1024)]  # requests, tokens of a prompt
 NEW_TOKENS = 64
+WARM_TOKENS = 40000
 NEAR_TIE = 1e-2  # difference of two logprobs
 
 Prompts = list[list[int]]
@@ -31,11 +33,15 @@ def time_steps(
     measure: Callable[[Prompts, int], list[float]], vocabulary: int, points: list[tuple[int, int]] | None = None
 ) -> dict[str, list[float]]:
     """Returns what measure(prompts, steps) gives for each point of cases(): the milliseconds of the prompts, and those
-    of a decode step after them. Each point runs a few steps before it is measured."""
+    of a decode step after them. Before a point is measured, as many of its prompts as fill a few passes run, because
+    the first pass of a size compiles kernels."""
     chance = random.Random(1)
     times = {}
     for name, lengths in cases(points).items():
-        measure(make_prompts(chance, lengths, vocabulary), 4)
+        some = [
+            length for length, end in zip(lengths, itertools.accumulate(lengths), strict=True) if end <= WARM_TOKENS
+        ]
+        measure(make_prompts(chance, some, vocabulary), 4)
         times[name] = measure(make_prompts(chance, lengths, vocabulary), NEW_TOKENS)
         print(f"{name}: prompts {times[name][0]:.1f} ms, step {times[name][1]:.3f} ms", flush=True)
     return times

@@ -3,8 +3,8 @@
 
     PYTHONPATH=python/tests_serving python3 python/tests_vllm/gpu_shapes.py OUT_FOLDER [NAME ...]
 
-NAME is a shape of SHAPES; all without names. Engines that fit the GPU together load at the same time and are timed one
-after the other. OUT_FOLDER gets the results of each engine as it ends, and table.md.
+NAME is a shape of SHAPES; all without names. Engines that fit the GPU together load at the same time; when all have
+loaded, they are timed one after the other. OUT_FOLDER gets the results of each engine as it ends, and table.md.
 """
 
 import contextlib
@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,19 +22,19 @@ from typing import Any
 from gpu_comparison import compare_tokens
 
 _FILES = Path(__file__).parents[2] / "testdata" / "shapes"
-_SECONDS = 150  # for an engine to load and measure
-_GPU_GB = 128
+_SECONDS = 110  # for an engine to load, and to measure
+_GPU_GB = 130
 
 
 @dataclass
 class Shape:
     """A config of testdata/shapes with changes (None removes a key), the backends to compare, points as (requests,
-    tokens of a prompt), options of the engine, points whose kernels are written, the prompts whose tokens are compared,
-    and the gigabytes of an engine and of its cache."""
+    tokens of a prompt) or None for the usual ones, options of the engine, points whose kernels are written, the prompts
+    whose tokens are compared, and the gigabytes of an engine and of its cache."""
 
     config: str
     backends: list[str]
-    points: list[tuple[int, int]]
+    points: list[tuple[int, int]] | None
     engine_gb: int
     cache_gb: int
     changes: dict[str, Any] = field(default_factory=dict)
@@ -84,9 +85,12 @@ SHAPES = {
     "DeepSeek-V2-Lite, 8 layers": Shape(
         "deepseek_v3_8th", ["FLASHMLA", "CUSTOM"], [_SHORT, _LONG, _MANY], 17, 3, _V2_LITE
     ),
-    "Qwen3-8B": Shape("qwen3_8b", _MHA, [(1, 1024), _LONG, _SHORT], 27, 6, kernels=[(1, 1024)]),
-    "Qwen3-8B, 12 layers, fp8 cache": Shape(
-        "qwen3_8b", _MHA, [_MANY], 20, 8, {"num_hidden_layers": 12}, {"kv_cache_dtype": "fp8"}
+    "Qwen3-8B": Shape("qwen3_8b", _MHA, None, 63, 41, kernels=[(1, 1024)], greedy=64),
+    "Qwen3-8B, fp8 cache": Shape(
+        "qwen3_8b", _MHA, [_MANY], 42, 20, options={"kv_cache_dtype": "fp8"}, kernels=[_MANY], greedy=0
+    ),
+    "Qwen3-8B, 12 layers, fp16": Shape(
+        "qwen3_8b", _MHA, [(1, 1024)], 17, 7, {"num_hidden_layers": 12}, {"dtype": "float16"}, greedy=64
     ),
     "DeepSeek-V3, 8 dense layers, 128 heads": Shape(
         "deepseek_v3_8th",
@@ -129,6 +133,7 @@ class Engine:
             "points": shape.points,
             "kernels": shape.kernels,
             "greedy": shape.greedy,
+            "trace": 1,
             "waits": 1,
             "kv_cache_memory_bytes": shape.cache_gb << 30,
             "gpu_memory_utilization": 0.02,
@@ -138,6 +143,7 @@ class Engine:
         command = [sys.executable, str(script), "run", backend, str(folder), str(folder / f"{backend}.json")]
         self.name = f"{folder.name} {backend}"
         self._log = folder / f"{backend}.log"
+        self._loaded = False
         self._process = subprocess.Popen(
             [*command, *arguments],
             stdin=subprocess.PIPE,
@@ -150,17 +156,27 @@ class Engine:
         """Has the process load its model once it has imported vLLM."""
         self._tell("load")
 
+    def wait(self) -> None:
+        """Waits until the model is loaded."""
+        with self._watched():
+            self._loaded = any(line == "loaded\n" for line in self._process.stdout)
+
     def measure(self) -> None:
-        """Waits until the model is loaded, has the process measure, and prints what it says."""
-        watchdog = threading.Timer(_SECONDS, self._process.kill)
-        watchdog.start()
-        if any(line == "loaded\n" for line in self._process.stdout):
-            self._tell("measure")
-            print(f"{self.name}\n{self._process.stdout.read()}", flush=True)
-        code = self._process.wait()
-        watchdog.cancel()
+        """Has the process measure, and prints what it says."""
+        with self._watched():
+            if self._loaded:
+                self._tell("measure")
+                print(f"{self.name}\n{self._process.stdout.read()}", flush=True)
+            code = self._process.wait()
         if code != 0:
             print(f"{self.name} ended with {code}\n{self._log.read_text(errors='replace')[-2000:]}", flush=True)
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        watchdog = threading.Timer(_SECONDS, self._process.kill)
+        watchdog.start()
+        yield
+        watchdog.cancel()
 
     def _tell(self, word: str) -> None:
         with contextlib.suppress(BrokenPipeError):  # measure() prints the log of a process that has ended
@@ -198,6 +214,9 @@ def table_rows(name: str, shape: Shape, folder: Path) -> list[str]:
                 f"| {name} | {point} | {backend} | {step:.3f} | {our_step:.3f} | {(our_step / step - 1) * 100:+.1f} % "
                 f"| {prompt:.1f} | {our_prompt:.1f} | {(our_prompt / prompt - 1) * 100:+.1f} % |"
             )
+    rows += [f"{name}, {backend}: host {result['host_us']}" for backend, result in results.items()]
+    if ours is not None and "waits" in ours:
+        rows.append(f"{name}: {ours['waits']}")
     for (first, a), (second, b) in itertools.combinations(results.items(), 2):
         if a["greedy"]:
             rows.append(f"{name}, {first} and {second}: {compare_tokens(a['greedy'], b['greedy'])[0]}")
@@ -215,8 +234,11 @@ def main(out: Path, names: list[str]) -> None:
     engines = {name: [Engine(SHAPES[name], each, folders[name]) for each in SHAPES[name].backends] for name in names}
     lines = []
     for wave in _waves(names):
-        for engine in itertools.chain.from_iterable(engines[name] for name in wave):
+        loading = list(itertools.chain.from_iterable(engines[name] for name in wave))
+        for engine in loading:
             engine.load()
+        for engine in loading:
+            engine.wait()
         for name in wave:
             for engine in engines[name]:
                 engine.measure()

@@ -9,10 +9,11 @@
 MODEL_FOLDER needs a config.json only: weights are random, and the same in every run. Further arguments of `run` are
 NAME=VALUE in JSON: points='[[8, 4096]]' are the requests and prompt tokens to time instead of the usual ones, greedy=0
 is the number of prompts whose tokens are written (64), kernels='[[8, 4096]]' are points whose kernels are written,
-waits=1 has the script wait for a line before it loads the model, say "loaded", and wait for another; all others are
-options of vllm.LLM, for example kv_cache_dtype='"fp8"'. With CUSTOM, an operation of torch that makes the host wait is
-an error in the builder and in the layers. "compare" prints the steps of both, and how many of the prompts have equal
-tokens up to the first near tie.
+trace=1 has CUSTOM trace a few passes and fail if the host waits for the GPU in the builder or in a layer, waits=1 has
+the script wait for a line before it loads the model, say "loaded", and wait for another; all others are options of
+vllm.LLM, for example kv_cache_dtype='"fp8"'. With CUSTOM, an operation of torch that makes the host wait is an error in
+the builder and in the layers while tokens are generated. "compare" prints the steps of both, and how many of the
+prompts have equal tokens up to the first near tie.
 """
 
 import functools
@@ -42,9 +43,11 @@ def _greedy(llm: Any, vocabulary: int, count: int) -> list[list[list[float]]]:
 def run(backend: str, folder: str, out: str, further: list[str]) -> None:
     options = {name: json.loads(value) for name, value in (item.split("=", 1) for item in further)}
     points, kernels = options.pop("points", None), options.pop("kernels", [])
-    greedy, waits = options.pop("greedy", 64), options.pop("waits", 0)
+    greedy, waits, traced = options.pop("greedy", 64), options.pop("waits", 0), options.pop("trace", 0)
     from gpu_engine import make_engine, measure, refuse_waits
+    from gpu_host import host_times
     from gpu_kernels import kernels_of_step
+    from gpu_waits import waits_of_passes
 
     if waits:
         sys.stdin.readline()
@@ -59,6 +62,13 @@ def run(backend: str, folder: str, out: str, further: list[str]) -> None:
 
     times = time_steps(functools.partial(measure, llm), vocabulary, points)
     result: dict[str, Any] = {"backend": backend, "times": times}
+    with host_times() as host:
+        measure(llm, greedy_prompts(vocabulary, 8), 32)
+    result["host_us"] = {name: [calls, total / calls] for name, (calls, total) in host.items()}
+    print(f"host, calls and microseconds of one: {result['host_us']}", flush=True)
+    if backend == "CUSTOM" and traced:
+        result["waits"] = waits_of_passes(llm, vocabulary)
+        print(f"trace: {result['waits']}", flush=True)
     if backend == "CUSTOM":
         from fovea.vllm import counters
 
@@ -69,6 +79,10 @@ def run(backend: str, folder: str, out: str, further: list[str]) -> None:
     result["kernels"] = {f"{n} x {length}": kernels_of_step(llm, vocabulary, n, length) for n, length in kernels}
     with open(out, "w", encoding="utf-8") as file:
         json.dump(result, file)
+    if "waits" in result:
+        found = result["waits"]
+        assert not found["waits"], "the host waits in the builder or in a layer"
+        assert found["ranges"] and found["waits_elsewhere"], "the trace lacks calls"
 
 
 if __name__ == "__main__":

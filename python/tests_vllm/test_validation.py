@@ -6,6 +6,7 @@ import sys
 import tomllib
 from pathlib import Path
 from types import ModuleType
+from typing import get_args
 
 import fovea
 import pytest
@@ -15,6 +16,7 @@ from fovea.vllm import plugin, specs
 from fovea.vllm.mha import MhaBackend
 from fovea.vllm.mla import MlaBackend
 from vllm.config import set_current_vllm_config
+from vllm.config.cache import CacheDType
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms.interface import DeviceCapability
 from vllm.v1.attention.backend import AttentionType
@@ -73,6 +75,14 @@ def _reasons(config, backend=MhaBackend, **changes):
 )
 def test_accepted(config, hopper, changes):
     assert _reasons(config, **changes) == []
+
+
+@pytest.mark.parametrize("kv_cache_dtype", get_args(CacheDType))
+def test_the_listed_cache_types_are_those_accepted(config, hopper, kv_cache_dtype):
+    """vLLM and its own tests read the list of a backend, too."""
+    refused = [reason for reason in _reasons(config, kv_cache_dtype=kv_cache_dtype) if "kv_cache_dtype" in reason]
+    assert (not refused) == (kv_cache_dtype in MhaBackend.supported_kv_cache_dtypes)
+    assert MlaBackend.supported_kv_cache_dtypes == MhaBackend.supported_kv_cache_dtypes
 
 
 def test_reasons_are_those_of_select(config, hopper):

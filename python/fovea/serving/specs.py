@@ -15,6 +15,9 @@ _CACHE_DTYPES = {
     "fp8_e4m3": "fp8_e4m3",
     "fp8_e5m2": "fp8_e5m2",
 }
+CACHE_DTYPES = ["auto", *_CACHE_DTYPES]
+"""The cache types of serving engines that Fovea has."""
+
 _FP8 = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 
 
@@ -23,7 +26,7 @@ def cache_dtype(kv_cache_dtype: str | None, dtype: torch.dtype) -> str:
     if kv_cache_dtype in (None, "auto"):
         return dtype_name(dtype)
     if kv_cache_dtype not in _CACHE_DTYPES:
-        raise NotImplementedError(f"kv_cache_dtype {kv_cache_dtype}: Fovea has auto, {', '.join(_CACHE_DTYPES)}")
+        raise NotImplementedError(f"kv_cache_dtype {kv_cache_dtype}: Fovea has {', '.join(CACHE_DTYPES)}")
     return _CACHE_DTYPES[kv_cache_dtype]
 
 

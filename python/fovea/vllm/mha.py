@@ -11,7 +11,7 @@ from vllm.v1.attention.backend import AttentionBackend, AttentionImpl, Attention
 import fovea
 from fovea.serving.counters import counters
 from fovea.serving.layer_group import take_workspace
-from fovea.serving.specs import cache_dtype, cache_scale, typed_cache
+from fovea.serving.specs import CACHE_DTYPES, cache_dtype, cache_scale, typed_cache
 from fovea.torch import dtype_name, write_kv
 from fovea.torch.dtypes import indexed_device
 from fovea.vllm import specs
@@ -31,6 +31,7 @@ class MhaBackend(MhaCache, AttentionBackend):
     """Answers vLLM's questions before it makes layers. MhaCache is the part that differs between versions of vLLM."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
+    supported_kv_cache_dtypes: ClassVar[list[str]] = CACHE_DTYPES
     # forward() stores keys and values itself, in the same launch where it can.
     forward_includes_kv_cache_update = True
 

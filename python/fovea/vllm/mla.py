@@ -16,7 +16,7 @@ from vllm.v1.attention.backend import AttentionBackend, AttentionType, MLAAttent
 
 import fovea
 from fovea.serving.layer_group import take_workspace
-from fovea.serving.specs import cache_dtype, mla_cache_spec, mla_spec, typed_cache
+from fovea.serving.specs import CACHE_DTYPES, cache_dtype, mla_cache_spec, mla_spec, typed_cache
 from fovea.torch.dtypes import indexed_device
 from fovea.vllm import specs
 from fovea.vllm.contract import MlaCache
@@ -45,6 +45,7 @@ class MlaBackend(MlaCache, AttentionBackend):
     """Answers vLLM's questions before it makes MLA layers."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16]
+    supported_kv_cache_dtypes: ClassVar[list[str]] = CACHE_DTYPES
     forward_includes_kv_cache_update = True
 
     @staticmethod

@@ -9,6 +9,7 @@ import functools
 import json
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +18,32 @@ import torch
 import vllm.config
 from fovea.vllm.metadata import MetadataBuilder
 from fovea.vllm.mha import MhaImpl
+from fovea.vllm.mla import MlaImpl, MlaMetadataBuilder
 from fovea.vllm.plugin import register
 from vllm.config import VllmConfig, set_current_vllm_config
-from vllm.v1.attention.backends.registry import AttentionBackendEnum
+from vllm.distributed import (
+    cleanup_dist_env_and_memory,
+    init_distributed_environment,
+    initialize_model_parallel,
+)
+from vllm.platforms import current_platform
+from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+from vllm.v1.worker.workspace import init_workspace_manager, reset_workspace_manager
 
 _SHAPES = Path(__file__).parents[3] / "testdata" / "shapes"
-# Changes to the config of Llama 3 8B.
-_MODELS: dict[str, dict[str, Any]] = {
-    "meta-llama/Meta-Llama-3-8B": {},
-    "microsoft/Phi-tiny-MoE-instruct": {
-        "head_dim": 128,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 4,
-        "sliding_window": 2047,
-    },
+# A config of testdata for each model, with changes; None removes a key.
+_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "meta-llama/Meta-Llama-3-8B": ("llama3_8b", {}),
+    "microsoft/Phi-tiny-MoE-instruct": (
+        "llama3_8b",
+        {"head_dim": 128, "num_attention_heads": 16, "num_key_value_heads": 4, "sliding_window": 2047},
+    ),
+    "deepseek-ai/DeepSeek-R1": (
+        "deepseek_v3_8th",
+        {"num_attention_heads": 128, "num_key_value_heads": 128, "quantization_config": None},
+    ),
 }
+_MLA_BLOCK = 16
 _ModelConfig = vllm.config.ModelConfig
 
 
@@ -47,7 +59,9 @@ def _model_config(folder: Path, model: str, **options: Any) -> Any:
     place = folder / model.replace("/", "_")
     if not place.exists():
         place.mkdir()
-        config = json.loads((_SHAPES / "llama3_8b.json").read_text()) | _MODELS[model]
+        shape, changes = _MODELS[model]
+        config = json.loads((_SHAPES / f"{shape}.json").read_text()) | changes
+        config = {key: value for key, value in config.items() if value is not None}
         (place / "config.json").write_text(json.dumps(config), encoding="utf-8")
     options.pop("tokenizer", None)
     return _ModelConfig(model=str(place), skip_tokenizer_init=True, **options)
@@ -55,6 +69,9 @@ def _model_config(folder: Path, model: str, **options: Any) -> Any:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for module in {item.module for item in items}:
+        if hasattr(module, "BACKEND_BLOCK_SIZES"):
+            _test_mla(module)
+            continue
         for name in [name for name in vars(module) if name.endswith("BACKENDS_TO_TEST")]:
             getattr(module, name)[:] = [AttentionBackendEnum.CUSTOM]
         module.try_get_attention_backend = _classes
@@ -77,13 +94,8 @@ def _classes(backend: Any) -> tuple[Any, Any]:
 
     def make_impl(**options: Any) -> MhaImpl:
         config = made["config"]
-        before = torch.get_default_dtype()
-        torch.set_default_dtype(config.model_config.dtype)
-        try:
-            with set_current_vllm_config(config):
-                impl = MhaImpl(**options)
-        finally:
-            torch.set_default_dtype(before)
+        with _default_dtype(config), set_current_vllm_config(config):
+            impl = MhaImpl(**options)
         impl.forward = functools.partial(_forward, impl, impl.forward, made)
         return impl
 
@@ -94,6 +106,62 @@ def _forward(impl: MhaImpl, forward: Any, made: dict[str, Any], layer: Any, *ten
     layer.layer_name, layer.impl, layer.kv_cache = made["name"], impl, tensors[3]
     made["config"].compilation_config.static_forward_context[made["name"]] = layer
     return forward(layer, *tensors, **options)
+
+
+@contextmanager
+def _default_dtype(config: VllmConfig) -> Iterator[None]:
+    """Makes the dtype of the model the default, as it is when vLLM makes layers."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(config.model_config.dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _test_mla(module: Any) -> None:
+    custom = AttentionBackendEnum.CUSTOM
+    register_backend(custom, "fovea.vllm.mla.MlaBackend")  # the tests ask for its class while no model is current
+    for name in ("BACKENDS_TO_TEST", "SPEC_DECODE_BACKENDS"):
+        getattr(module, name)[:] = [custom]
+    module.BACKEND_BLOCK_SIZES[custom] = _MLA_BLOCK
+    module.try_get_attention_backend = lambda backend: (_make_mla_builder, _make_mla_impl)
+
+
+def _make_mla_builder(*arguments: Any) -> MlaMetadataBuilder:
+    return MlaMetadataBuilder(*arguments)
+
+
+def _make_mla_impl(**options: Any) -> MlaImpl:
+    config = vllm.config.get_current_vllm_config()
+    with _default_dtype(config):
+        impl = MlaImpl(**options)
+    impl.forward_mha = functools.partial(_forward_mha, config, impl.forward_mha)
+    return impl
+
+
+def _forward_mha(config: VllmConfig, forward: Any, *tensors: Any, **options: Any) -> None:
+    """Gives the test's layer its cache, which vLLM binds to it."""
+    for layer in config.compilation_config.static_forward_context.values():
+        layer.kv_cache = tensors[3]
+    forward(*tensors, **options)
+
+
+@pytest.fixture
+def dist_init(tmp_path: Path) -> Iterator[None]:
+    """As in vLLM's conftest.py."""
+    init_distributed_environment(1, 0, f"file://{tmp_path}/store", 0, "nccl" if torch.cuda.is_available() else "gloo")
+    initialize_model_parallel(1, 1)
+    yield
+    cleanup_dist_env_and_memory()
+
+
+@pytest.fixture
+def workspace_init() -> Iterator[None]:
+    """As in vLLM's conftest.py."""
+    init_workspace_manager(torch.device(f"{current_platform.device_type}:0"))
+    yield
+    reset_workspace_manager()
 
 
 @pytest.fixture(autouse=True)
