@@ -47,7 +47,9 @@ std::shared_ptr<const json> parse_body(std::string_view body) {
   try {
     document = parse_json(body, "the body", kBodyLimits);
   } catch (const Error& error) {
-    refuse("", "{}", error.what());
+    // The parser quotes the last bytes that it read.
+    const std::string_view message = error.what();
+    refuse("", "{}", message.substr(0, message.find("; last read")));
   }
   if (!document->is_object()) refuse("", "the body is {}, must be an object", shown(*document));
   return document;

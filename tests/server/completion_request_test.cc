@@ -45,6 +45,16 @@ TEST(CompletionBody, ThatIsNoObjectIsRefused) {
   }
 }
 
+TEST(CompletionBody, ErrorsOfJsonQuoteNoText) {
+  try {
+    read(Dialect::completions, R"({"prompt": "a secret)");
+    ADD_FAILURE() << "accepted";
+  } catch (const ApiError& error) {
+    EXPECT_EQ(std::string(error.what()).find("secret"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("column"), std::string::npos) << error.what();
+  }
+}
+
 struct Field {
   std::string name;
   std::vector<std::string> bad;  // JSON values
