@@ -29,7 +29,8 @@ class CacheContents {
     const std::vector<uint64_t> wanted = contents(tokens.first(static_cast<size_t>(end)), salt);
     check_copy(lease.row);
     if (caches_.has_state() && begin > 0) {
-      EXPECT_EQ(state(lease), state_of(wanted[static_cast<size_t>(begin) - 1]));
+      EXPECT_EQ(state_value(states(), lease.state_slot),
+                state_of(wanted[static_cast<size_t>(begin) - 1]));
     }
     const std::span<const int32_t> slots = caches_.table().row(lease.row);
     for (int32_t i = 0; i < end; ++i) {
@@ -50,7 +51,11 @@ class CacheContents {
         window_[here] = content;
       }
     }
-    if (caches_.has_state()) state(lease) = state_of(wanted.back());
+    // A request that begins here finds nothing of the slot's last owner.
+    if (caches_.has_state() && begin == 0) {
+      EXPECT_EQ(state_value(states(), lease.state_slot), 0);
+    }
+    if (caches_.has_state()) set_state(states(), lease.state_slot, state_of(wanted.back()));
   }
 
  private:
@@ -66,10 +71,7 @@ class CacheContents {
     return all;
   }
   static float state_of(uint64_t content) { return static_cast<float>(content % (1 << 24)); }
-  float& state(const CacheLease& lease) {
-    const size_t group = tiny_.window_pages > 0 ? 2 : 1;
-    return caches_.state(group)->layer(0).state_as<float>()[lease.state_slot];
-  }
+  StatePool& states() { return *caches_.state(tiny_.window_pages > 0 ? 2 : 1); }
 
   // A copy that applies all changes since the last call, as a GPU's does, equals the table.
   void check_copy(int32_t row) {

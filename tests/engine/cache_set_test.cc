@@ -250,17 +250,17 @@ TEST(CacheSet, SnapshotsRestoreStates) {
   std::optional<CacheLease> lease = caches.admit({tokens, ""}, true, 0);
   ASSERT_TRUE(lease);
   ASSERT_TRUE(caches.extend(*lease, 0, 8));
-  states.layer(0).state_as<float>()[lease->state_slot] = 8;
+  set_state(states, lease->state_slot, 8);
   caches.publish(*lease, {std::span(tokens).first(8), ""});
   ASSERT_TRUE(caches.extend(*lease, 8, 11));
-  states.layer(0).state_as<float>()[lease->state_slot] = 11;
+  set_state(states, lease->state_slot, 11);
   caches.publish(*lease, {std::span(tokens).first(11), ""});  // not a page boundary: ignored
   caches.release(*lease);
 
   lease = caches.admit({tokens, ""}, true, 0);
   ASSERT_TRUE(lease);
   EXPECT_EQ(lease->cached_tokens, 8);
-  EXPECT_EQ(states.layer(0).state_as<float>()[lease->state_slot], 8);
+  EXPECT_EQ(state_value(states, lease->state_slot), 8);
   caches.release(*lease);
   caches.clear();
   EXPECT_TRUE(caches.empty());

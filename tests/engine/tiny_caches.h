@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <span>
 
 #include "engine/cache_set.h"
 
@@ -38,13 +40,42 @@ inline CacheSetOptions tiny_cache_options(const TinyCaches& tiny) {
   }
   if (tiny.state_slots > 0) {
     StateCacheSpec state;
-    state.layers = state.conv_dim = state.heads = state.rows = state.columns = 1;
-    state.conv_width = 2;
+    state.layers = state.conv_dim = state.heads = state.rows = 2;
+    state.columns = 1;
+    state.conv_width = 3;
     options.groups.push_back({{}, state});
     options.plan.window_pages.push_back(0);
     options.plan.state_slots = tiny.state_slots + 1;
   }
   return options;
+}
+
+// All values of a state slot: recurrent states and convolution windows of every layer.
+template <typename Body>
+void for_state_values(StatePool& pool, int32_t slot, const Body& body) {
+  for (int32_t index = 0; index < pool.spec().layers; ++index) {
+    const StateLayerView layer = pool.layer(index);
+    const auto visit = [&](float* values, int64_t stride) {
+      for (int64_t i = 0; i < stride; ++i) body(values[slot * stride + i]);
+    };
+    visit(layer.state_as<float>(), layer.state_slot_stride);
+    visit(layer.conv, layer.conv_slot_stride);
+  }
+}
+
+inline void set_state(StatePool& pool, int32_t slot, float value) {
+  for_state_values(pool, slot, [&](float& at) { at = value; });
+}
+
+// Returns the value that set_state() stored; nullopt if the values differ.
+inline std::optional<float> state_value(StatePool& pool, int32_t slot) {
+  std::optional<float> value;
+  bool same = true;
+  for_state_values(pool, slot, [&](float& at) {
+    same = same && value.value_or(at) == at;
+    value = at;
+  });
+  return same ? value : std::nullopt;
 }
 
 }  // namespace fovea
