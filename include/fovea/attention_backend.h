@@ -39,9 +39,16 @@ struct MlaTensors {
   MlaWeights weights = {};  // with nope_dim > 0
 };
 
+// RMSNorm (arXiv:1910.07467) of each head: x / sqrt(mean(x^2) + epsilon) * weight.
+struct HeadNorm {
+  const float* weight = nullptr;  // [head_dim]; null: no norm
+  float epsilon = 0;
+  bool plus_one = false;  // times (1 + weight)
+};
+
 // Rotary positions (arXiv:2104.09864) of q and k. A pair (a, b) of a head becomes
 // (a cos - b sin, b cos + a sin). Every product and sum is rounded to f32 and the result to the
-// spec's q_dtype, so all backends give the same bits.
+// spec's q_dtype, so all backends give the same bits, but for the norms before the rotation.
 struct RotaryTensors {
   const float* cos = nullptr;  // [max_positions, rotary_dim / 2]
   const float* sin = nullptr;  // [max_positions, rotary_dim / 2]
@@ -51,6 +58,9 @@ struct RotaryTensors {
   // [tokens], in [0, max_positions); a GPU takes other values as 0. With spec.dual_chunk these are
   // the positions of the batch, without an upper limit.
   const int32_t* positions = nullptr;
+  // Norms of q and k before they rotate, in f32: heads are rounded once, after the rotation. Kind
+  // mha, without spec.dual_chunk.
+  HeadNorm q_norm = {}, k_norm = {};
 };
 
 // Further queries of dual chunk attention, of the same shape, type and scales as q. Layers with

@@ -132,7 +132,8 @@ struct AttentionSpec {
   int32_t chunk = 0;   // a query sees keys of its own aligned chunk only (Llama 4); 0: off
   // Kind mha, scopes decoder and ragged; not with `chunk` or mask prefix_spans.
   DualChunk dual_chunk = {};
-  // q and k arrive without positions: forward() rotates q in place and k on its way to the cache.
+  // q and k arrive without positions: forward() rotates q in place and k on its way to the cache,
+  // after the norms that RotaryTensors may name.
   // For mla this concerns the rotary part of q and the rotary key.
   bool has_rope = false;
   bool needs_lse = false;  // layers ask for the log-sum-exp

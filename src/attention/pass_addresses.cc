@@ -39,6 +39,8 @@ void PassAddresses::add(const LayerTensors& layer) {
        {"rotary.cos", layer.rotary.cos},
        {"rotary.sin", layer.rotary.sin},
        {"rotary.positions", layer.rotary.positions},
+       {"rotary.q_norm.weight", layer.rotary.q_norm.weight},
+       {"rotary.k_norm.weight", layer.rotary.k_norm.weight},
        {"mla.latent", layer.mla.latent.data},
        {"mla.k_rope", layer.mla.k_rope.data},
        {"mla.weights.w_uk", layer.mla.weights.w_uk},

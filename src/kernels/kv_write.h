@@ -27,14 +27,15 @@ struct KvWriteParams {
   int32_t head_dim_v = 0;  // width of `v`
 };
 
-// to[t, h] = rotated from[t, h], for every backend on the CPU.
+// to[t, h] = rotated from[t, h], or rotated norm(from[t, h]), for every backend on the CPU.
 struct RotateHeadsParams {
-  RotaryTensors rotary;
+  RotaryTensors rotary;  // its norms are not used
   HeadRows from;
   HeadRows to;  // same dtype as `from`; may be `from`
   int32_t tokens = 0;
   int32_t heads = 0;
   int32_t head_dim = 0;
+  HeadNorm norm = {};
 };
 // Throws Error{invalid_argument} naming a position that the tables do not have.
 void rotate_heads(const RotateHeadsParams& params, ThreadPool& threads);

@@ -41,6 +41,8 @@ void multiply(const Pass& pass, const Linear& weights, const JoinedSteps& steps,
                  "{} rows times {} x {} join no norms", pass.rows, weights.n, weights.k);
 }
 
+HeadNorm head_norm(const Norm& norm) { return {norm.weight.data(), norm.epsilon, norm.plus_one}; }
+
 JoinedSteps without_norm_before(JoinedSteps steps) {
   steps.before = {};
   return steps;
@@ -81,7 +83,11 @@ void SelfAttention::forward(Pass& pass, Rows x, Rows out) const {
   tensors.v = as_heads(scratch.v, spec.head_dim_v);
   tensors.out = as_heads(scratch.out, spec.head_dim_v);
   tensors.scores.sinks = parts_.sinks.empty() ? nullptr : parts_.sinks.data();
-  if (parts_.in_backend) tensors.rotary = rotary_tensors(parts_.in_backend, pass.positions);
+  if (parts_.in_backend) {
+    tensors.rotary = rotary_tensors(parts_.in_backend, pass.positions);
+    tensors.rotary.q_norm = head_norm(parts_.q_norm_in_backend);
+    tensors.rotary.k_norm = head_norm(parts_.k_norm_in_backend);
+  }
   norm_rows(device, parts_.q_row_norm, scratch.q, pass.rows);
   norm_rows(device, parts_.k_row_norm, scratch.k, pass.rows);
   device.prepare_head_sets({parts_.q_steps, tensors.q, spec.q_heads},

@@ -87,8 +87,8 @@ struct LayerSlot {
   int32_t layer = 0;
 };
 
-// Returns true if the backend should rotate q and k (AttentionSpec::has_rope) when there are no
-// other steps between projection and attention. On a GPU this saves two launches per layer.
+// Returns true if the backend should norm and rotate q and k (AttentionSpec::has_rope) when there
+// are no other steps between projection and attention. On a GPU this saves launches in each layer.
 inline bool rotates_in_backend(const ModelDevice& device) {
   return device.kind() == DeviceKind::cuda;
 }
@@ -109,17 +109,23 @@ struct SelfAttentionParts {
   Linear q, k, v;  // if k and v are empty, q contains the rows of all three
   Linear o;
   Norm q_row_norm, k_row_norm;  // over all heads together, before the steps of each head; optional
-  HeadSteps q_steps, k_steps;
-  Rotary in_backend;             // rotation by the backend, with spec.has_rope
-  std::span<const float> sinks;  // [q_heads] or empty
+  HeadSteps q_steps, k_steps;   // before the backend
+  Rotary in_backend;            // rotation by the backend, with spec.has_rope
+  Norm q_norm_in_backend, k_norm_in_backend;  // before that rotation; optional
+  std::span<const float> sinks;               // [q_heads] or empty
   // If true, q yields [query | gate] for each head, and results are multiplied by sigmoid(gate).
   bool has_output_gate = false;
 
-  void rotate(const Rotary& rotary) {
+  // Adds the norms of each head of q and k, if there are any, and the rotation after them.
+  void prepare_heads(const Norm& q_norm, const Norm& k_norm, const Rotary& rotary) {
     if (spec.has_rope) {
       in_backend = rotary;
+      q_norm_in_backend = q_norm;
+      k_norm_in_backend = k_norm;
     } else {
       q_steps.rotary = k_steps.rotary = rotary;
+      q_steps.norm = q_norm;
+      k_steps.norm = k_norm;
     }
   }
 };

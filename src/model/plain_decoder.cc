@@ -63,14 +63,15 @@ std::unique_ptr<Block> read_mixer(const PlainContext& context, const AttentionSp
       context.config, weights, spec,
       {.qkv_bias = decoder.qkv_bias, .o_bias = decoder.o_bias, .is_fused = decoder.fuses_qkv});
   parts.slot = slot;
-  if (rotary) parts.rotate(rotary);
   const auto norm = [&](std::string_view name, int64_t dim) {
     return read_norm(context.config, weights, name, dim, decoder.norms_plus_one);
   };
   if (decoder.qk_norm == QkNorm::heads) {
-    parts.q_steps.norm = norm("q_norm", spec.head_dim);
-    parts.k_steps.norm = norm("k_norm", spec.head_dim);
-  } else if (decoder.qk_norm == QkNorm::rows) {
+    parts.prepare_heads(norm("q_norm", spec.head_dim), norm("k_norm", spec.head_dim), rotary);
+  } else {
+    parts.prepare_heads({}, {}, rotary);
+  }
+  if (decoder.qk_norm == QkNorm::rows) {
     parts.q_row_norm = norm("q_norm", int64_t{spec.q_heads} * spec.head_dim);
     parts.k_row_norm = norm("k_norm", int64_t{spec.kv_heads} * spec.head_dim);
   }
@@ -98,12 +99,12 @@ DecoderLayer read_layer(const PlainContext& context, std::unique_ptr<Block> mixe
   return layer;
 }
 
-// Returns true if the backend can rotate: there are no other steps on the heads of q and k, and all
-// layers rotate, so that they form one group.
+// Returns true if the backend can rotate: there are no steps but norms on the heads of q and k, and
+// all layers rotate, so that they form one group.
 bool backend_rotates(const PlainDecoder& decoder, const std::vector<PlainLayer>& layers,
                      const ModelDevice& device) {
-  return rotates_in_backend(device) && decoder.qk_norm != QkNorm::heads &&
-         decoder.adjust_attention == nullptr && std::ranges::all_of(layers, &PlainLayer::rotates);
+  return rotates_in_backend(device) && decoder.adjust_attention == nullptr &&
+         std::ranges::all_of(layers, &PlainLayer::rotates);
 }
 
 MoeParts read_mixture(const PlainContext& context) {

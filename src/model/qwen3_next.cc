@@ -180,9 +180,8 @@ std::unique_ptr<Block> read_gated_attention(const JsonObject& config, const Weig
                                             const Rotary& rotary) {
   SelfAttentionParts parts = read_self_attention(config, weights, spec, {.has_output_gate = true});
   parts.slot = slot;
-  parts.rotate(rotary);
-  parts.q_steps.norm = read_norm(config, weights, "q_norm", spec.head_dim, true);
-  parts.k_steps.norm = read_norm(config, weights, "k_norm", spec.head_dim, true);
+  parts.prepare_heads(read_norm(config, weights, "q_norm", spec.head_dim, true),
+                      read_norm(config, weights, "k_norm", spec.head_dim, true), rotary);
   shard(parts, weights.device());
   return std::make_unique<SelfAttention>(std::move(parts));
 }

@@ -228,8 +228,8 @@ TEST_P(PortableKernels, MatchFp64) {
   const int32_t ctas = context->info().cores * 2, tile = attention.row_tile();
   const DeviceBatch device(batch, ctas, tile);
   load("portable/kv_write", {"bf16", c.cache})
-      .launch({static_cast<uint32_t>((batch.all_keys * c.kv_heads + 7) / 8)}, device.write(),
-              nullptr);
+      .launch({static_cast<uint32_t>((batch.all_keys * c.kv_heads + 7) / 8)},
+              HeadWriteParams{device.write(), {}, {}, batch.all_keys}, nullptr);
   const AttentionParams params = device.attention();
   const PlanKernelParams<PlanParams> plan{{params.batch, params.work, 0}, {device.table()}, 3};
   load("portable/plan", {std::to_string(tile)}).launch({4}, plan, nullptr);

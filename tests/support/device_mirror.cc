@@ -114,6 +114,8 @@ LayerTensors DeviceBatch::tensors() const {
   tensors.rotary.cos = mirror_.translate(tensors.rotary.cos);
   tensors.rotary.sin = mirror_.translate(tensors.rotary.sin);
   tensors.rotary.positions = mirror_.translate(tensors.rotary.positions);
+  tensors.rotary.q_norm.weight = mirror_.translate(tensors.rotary.q_norm.weight);
+  tensors.rotary.k_norm.weight = mirror_.translate(tensors.rotary.k_norm.weight);
   tensors.mla.weights.w_uk = mirror_.translate(tensors.mla.weights.w_uk);
   tensors.mla.weights.w_uv = mirror_.translate(tensors.mla.weights.w_uv);
   return tensors;

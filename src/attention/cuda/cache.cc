@@ -68,7 +68,11 @@ void CudaCache::store(const LayerTensors& tensors, cuda::KvWriteParams layer,
     layer.q_head_stride = tensors.q.head_stride;
     layer.q_heads = tensors.q ? spec_.q_heads : 0;
   }
-  kv_write_.run(layer, batch.tokens, launcher);
+  const auto norm = [](const HeadNorm& given) -> cuda::NormWeights {
+    return {given.weight, given.epsilon, given.plus_one ? 1.0f : 0.0f};
+  };
+  kv_write_.run({layer, norm(tensors.rotary.q_norm), norm(tensors.rotary.k_norm), batch.tokens},
+                launcher);
 }
 
 }  // namespace fovea

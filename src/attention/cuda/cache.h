@@ -29,8 +29,8 @@ class CudaCache {
   // requests have `kv_lens` keys.
   kernels::cuda::TableWriteParams page_table(const BatchView& batch, const int32_t* kv_lens,
                                              const CudaPages& pages) const;
-  // Launches the kernel that stores a layer's new k and v, if it has any, and rotates q if the spec
-  // has_rope. `layer` holds the layer's own parameters.
+  // Launches the kernel that stores a layer's new k and v, if it has any, and norms and rotates q
+  // if the spec has_rope. `layer` holds the layer's own parameters.
   void store(const LayerTensors& tensors, kernels::cuda::KvWriteParams layer,
              const BatchView& batch, gpu::Launcher launcher) const;
 

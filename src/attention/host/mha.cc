@@ -113,13 +113,14 @@ class HostMha final : public HostBackend {
     if (spec().dual_chunk) {
       return buffers_.dual_chunk.rotated(layer, params_, buffers_.rotated_k, threads());
     }
-    const auto rotate = [&](const HeadRows& from, const HeadRows& to, int32_t heads) {
-      kernels::rotate_heads({layer.rotary, from, to, batch().tokens, heads, spec().head_dim},
+    const auto rotate = [&](const HeadRows& from, const HeadRows& to, int32_t heads,
+                            const HeadNorm& norm) {
+      kernels::rotate_heads({layer.rotary, from, to, batch().tokens, heads, spec().head_dim, norm},
                             threads());
     };
-    if (layer.q) rotate(layer.q, layer.q, spec().q_heads);
+    if (layer.q) rotate(layer.q, layer.q, spec().q_heads, layer.rotary.q_norm);
     if (stores(layer)) {
-      rotate(layer.k, buffers_.rotated_k, spec().kv_heads);
+      rotate(layer.k, buffers_.rotated_k, spec().kv_heads, layer.rotary.k_norm);
       layer.k = buffers_.rotated_k;
     }
     return layer;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attention/validate/layer.h"
 
+#include <cmath>
 #include <string_view>
 #include <utility>
 
@@ -48,7 +49,20 @@ void check_apart(const HeadRows& rows, int64_t tokens, int64_t heads, int64_t di
                  rows.token_stride, rows.head_stride, dim);
 }
 
+void check_head_norm(const HeadNorm& norm, const AttentionSpec& spec, std::string_view name) {
+  if (norm.weight == nullptr) return;
+  check_argument(spec.has_rope && spec.kind == AttentionKind::mha && !spec.dual_chunk,
+                 "{} is given, but the spec has has_rope {}, kind {} and dual_chunk.chunk_size {}; "
+                 "norms need has_rope, mha and 0",
+                 name, spec.has_rope, name_of(spec.kind), spec.dual_chunk.chunk_size);
+  check_aligned(norm.weight, fmt::format("{}.weight", name));
+  check_argument(std::isfinite(norm.epsilon) && norm.epsilon >= 0,
+                 "{}.epsilon is {}, must be finite and not negative", name, norm.epsilon);
+}
+
 void check_rotary(const RotaryTensors& rotary, const AttentionSpec& spec) {
+  check_head_norm(rotary.q_norm, spec, "rotary.q_norm");
+  check_head_norm(rotary.k_norm, spec, "rotary.k_norm");
   check_optional(rotary.cos, spec.has_rope, "rotary.cos", "has_rope");
   if (!spec.has_rope) return;
   check_argument(rotary.sin != nullptr, "rotary.sin is null");

@@ -94,6 +94,28 @@ double attention_factor(const RopeSpec& spec) {
   return yarn_mscale(spec.factor, 1);
 }
 
+// A norm of a head whose factor has been found.
+class FoundNorm {
+ public:
+  FoundNorm(const HeadNorm& norm, const char* head, DType dtype, int64_t dim) : norm_(norm) {
+    if (norm.weight == nullptr) return;
+    double squares = 0;
+    for (int64_t i = 0; i < dim; ++i) {
+      const double value = load_float(head, dtype, i);
+      squares += value * value;
+    }
+    factor_ = static_cast<float>(1 / std::sqrt(squares / static_cast<double>(dim) + norm.epsilon));
+  }
+  float operator()(float value, int64_t at) const {
+    if (norm_.weight == nullptr) return value;
+    return value * (factor_ * (norm_.weight[at] + (norm_.plus_one ? 1.0f : 0.0f)));
+  }
+
+ private:
+  const HeadNorm& norm_;
+  float factor_ = 1;
+};
+
 void rotate(float& a, float& b, float cos, float sin) {
   const float first = a * cos - b * sin;
   b = b * cos + a * sin;
@@ -187,14 +209,20 @@ void rotate_heads(const RotateHeadsParams& params, ThreadPool& threads) {
       for (int64_t head = 0; head < params.heads; ++head) {
         const char* from = row_address(params.from, token, head);
         char* to = row_address(params.to, token, head);
+        const FoundNorm norm(params.norm, from, dtype, params.head_dim);
         for (int64_t pair = 0; pair < pairs; ++pair) {
           const int64_t at = pair * first_step;
-          float a = load_float(from, dtype, at), b = load_float(from, dtype, at + second_at);
+          float a = norm(load_float(from, dtype, at), at);
+          float b = norm(load_float(from, dtype, at + second_at), at + second_at);
           rotate(a, b, rotary.cos[position * pairs + pair], rotary.sin[position * pairs + pair]);
           store_float(to, dtype, at, a);
           store_float(to, dtype, at + second_at, b);
         }
-        if (from != to && rest < params.head_dim) {
+        if (params.norm.weight != nullptr) {
+          for (int64_t i = rest; i < params.head_dim; ++i) {
+            store_float(to, dtype, i, norm(load_float(from, dtype, i), i));
+          }
+        } else if (from != to && rest < params.head_dim) {
           std::memcpy(to + rest * size, from + rest * size,
                       static_cast<size_t>((params.head_dim - rest) * size));
         }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Stores new keys and values. A warp takes one (token, head) row of K and then of V; per-token-head
 // scales need the largest magnitude of the row first. With rotary positions the kernel rotates k on
-// the way, and further warps rotate q in place, which saves two launches a layer.
+// the way, and further warps rotate q in place, which saves two launches a layer. Norms of the
+// heads of q and k come before their rotation.
 #pragma once
 
 #include "kernels/cuda/common/fp8_codes.cuh"
@@ -12,7 +13,7 @@ namespace fovea::kernels::cuda {
 
 template <Type kNew, Type kCache>
 struct KvWriteConfig {
-  using Params = KvWriteParams;
+  using Params = HeadWriteParams;
   static constexpr int kBlocksPerSm = 1;
   static constexpr KernelTraits kTraits = {kWriteWarps * 32, 0, 0, 0};
 
@@ -23,11 +24,12 @@ struct KvWriteConfig {
     float* scale;  // base of the scales, or null
     int dim;
     bool finite;   // the row is in page 0, which must stay finite
-    bool rotates;  // by `position`
+    bool rotates;  // by `position`, after `norm`
     int position;
+    RowNorm norm;
 
-    __device__ Chunk chunk(const Params& params, int index) const {
-      Chunk chunk = rotates ? rotated_chunk<kNew>(params.rotary, from, index, position)
+    __device__ Chunk chunk(const KvWriteParams& params, int index) const {
+      Chunk chunk = rotates ? rotated_chunk<kNew>(params.rotary, norm, from, index, position)
                             : reinterpret_cast<const Chunk*>(from)[index];
       if (finite) {
         for (uint16_t& value : chunk.values) value = made_finite<kNew>(value);
@@ -37,7 +39,7 @@ struct KvWriteConfig {
   };
 
   // Returns the largest finite magnitude of a row.
-  __device__ static float largest(const Params& params, const Side& side) {
+  __device__ static float largest(const KvWriteParams& params, const Side& side) {
     float most = 0;
     for (int index = threadIdx.x % 32; index < side.dim / kChunk; index += 32) {
       const Chunk chunk = side.chunk(params, index);
@@ -54,8 +56,8 @@ struct KvWriteConfig {
 
   // Returns the scale of a row; computes and stores it if scales are per_token_head. `other` is the
   // other side, which may share the scales.
-  __device__ static float row_scale(const Params& params, const Side& side, const Side& other,
-                                    int64_t slot, int head) {
+  __device__ static float row_scale(const KvWriteParams& params, const Side& side,
+                                    const Side& other, int64_t slot, int head) {
     switch (params.scale_kind) {
       case kScalePerTensor:
         return side.scale[0];
@@ -74,7 +76,7 @@ struct KvWriteConfig {
     }
   }
 
-  __device__ static void write_row(const Params& params, const Side& side, const Side& other,
+  __device__ static void write_row(const KvWriteParams& params, const Side& side, const Side& other,
                                    int64_t slot, int head) {
     float scale = 1;
     if constexpr (kCache != kNew) scale = row_scale(params, side, other, slot, head);
@@ -97,24 +99,30 @@ struct KvWriteConfig {
 
   // Overlaps with the preceding kernel on sm_90 and later. The attention that follows waits for
   // this kernel before it reads new keys.
-  __device__ static void run(const Params& params) {
+  __device__ static void run(const Params& given) {
     wait_and_allow_next();
+    const KvWriteParams& params = given.rows;
     const int64_t warp = static_cast<int64_t>(blockIdx.x) * kWriteWarps + threadIdx.x / 32;
     const int heads = params.kv_heads + params.q_heads;
     const int64_t token = warp / heads;
     const int head = static_cast<int>(warp % heads);
-    if (token >= params.q_indptr[params.requests]) return;
+    if (token >= given.tokens) return;
     if (head >= params.kv_heads)
-      return rotate_query<kNew>(params, params.head_dim, token, head - params.kv_heads);
+      return rotate_query<kNew>(given, params.head_dim, token, head - params.kv_heads);
     if (params.k == nullptr) return;
     int64_t slot = params.slots[token];
-    if (slot < 0 || slot >= params.slot_count) return;
+    const auto* const new_k = static_cast<const uint16_t*>(params.k) +
+                              token * params.k_token_stride + head * params.k_head_stride;
+    const auto* const new_v = static_cast<const uint16_t*>(params.v) +
+                              token * params.v_token_stride + head * params.v_head_stride;
+    RowStart::read_early(new_v, params.head_dim_v);
+    const RowStart start = RowStart::load<kNew>(given, given.k_norm, new_k, params.head_dim, token);
+    if (token >= start.tokens || slot < 0 || slot >= params.slot_count) return;
     if (params.slot_map) slot = params.slot_map[slot];
     if (slot < 0) return;
     const int64_t page = slot / params.page_size;
     const int64_t place = slot % params.page_size;
-    const Side k = {static_cast<const uint16_t*>(params.k) + token * params.k_token_stride +
-                        head * params.k_head_stride,
+    const Side k = {new_k,
                     page * params.k_page_stride + place * params.k_place_stride +
                         head * params.k_cache_head_stride,
                     params.k_cache,
@@ -122,9 +130,9 @@ struct KvWriteConfig {
                     params.head_dim,
                     page == 0,
                     params.rotary.cos != nullptr,
-                    params.rotary.cos != nullptr ? params.positions[token] : 0};
-    const Side v = {static_cast<const uint16_t*>(params.v) + token * params.v_token_stride +
-                        head * params.v_head_stride,
+                    start.position,
+                    start.norm};
+    const Side v = {new_v,
                     page * params.v_page_stride + place * params.v_place_stride +
                         head * params.v_cache_head_stride,
                     params.v_cache,
@@ -132,7 +140,8 @@ struct KvWriteConfig {
                     params.head_dim_v,
                     page == 0,
                     false,
-                    0};
+                    0,
+                    {}};
     write_row(params, k, v, slot, head);
     write_row(params, v, k, slot, head);
   }

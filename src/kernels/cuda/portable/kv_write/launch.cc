@@ -15,8 +15,8 @@ gpu::KernelVariant kv_write_variant(DType written, DType stored, int sm) {
   return make_variant(family("portable/kv_write"), {*from, *to}, sm);
 }
 
-void KvWrite::run(const KvWriteParams& params, int32_t tokens, gpu::Launcher launcher) const {
-  const int64_t rows = int64_t{tokens} * (params.kv_heads + params.q_heads);
+void KvWrite::run(const HeadWriteParams& params, gpu::Launcher launcher) const {
+  const int64_t rows = int64_t{params.tokens} * (params.rows.kv_heads + params.rows.q_heads);
   kernel_.launch({static_cast<uint32_t>(ceil_div(rows, kWriteWarps))}, params, launcher,
                  kOverlapped);
 }

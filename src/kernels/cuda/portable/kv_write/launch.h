@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The write of new keys and values to a cache, and the rotation of queries, on a GPU.
+// The write of new keys and values to a cache, and the norm and rotation of queries, on a GPU.
 #pragma once
 
 #include "fovea/dtype.h"
-#include "kernels/cuda/common/attention_params.h"
+#include "kernels/cuda/common/head_write_params.h"
 #include "kernels/cuda/kernel.h"
 
 namespace fovea::kernels::cuda {
@@ -18,8 +18,7 @@ class KvWrite {
   // Loads the kernel onto the current GPU. Errors as Kernel's constructor.
   KvWrite(const gpu::KernelVariant& variant, gpu::KernelStore& store) : kernel_(variant, store) {}
 
-  // Enqueues the write of the rows of up to `tokens` tokens.
-  void run(const KvWriteParams& params, int32_t tokens, gpu::Launcher launcher) const;
+  void run(const HeadWriteParams& params, gpu::Launcher launcher) const;
 
  private:
   Kernel kernel_;

@@ -189,10 +189,10 @@ struct HeadsConfig {
   }
 
   __device__ static void prepare(const HeadsParams& params, int64_t item) {
-    extern __shared__ float heads[];
+    extern __shared__ __align__(16) char dynamic_shared[];
     const int64_t row = item / params.heads;
     const int lane = threadIdx.x % 32;
-    float* const x = heads + threadIdx.x / 32 * kMaxDim;
+    float* const x = reinterpret_cast<float*>(dynamic_shared) + threadIdx.x / 32 * kMaxDim;
     auto* const memory = static_cast<uint16_t*>(params.x) + row * params.row_stride +
                          item % params.heads * params.head_stride;
     if (params.dim > kMaxDim) return norm_in_memory(params, memory);

@@ -17,7 +17,8 @@ static_assert(kLaneValues == 16 && kScaleLanes == 8);
 
 template <Type kNew>
 struct MlaRowWriteConfig {
-  using Params = KvWriteParams;  // k: latents, v: rotary keys; strides of k_cache count bytes
+  // k: latents, v: rotary keys, neither normed; strides of k_cache count bytes.
+  using Params = HeadWriteParams;
   static constexpr int kBlocksPerSm = 1;
   static constexpr KernelTraits kTraits = {kWriteWarps * 32, 0, 0, 0};
 
@@ -40,10 +41,11 @@ struct MlaRowWriteConfig {
   }
 
   // Returns eight values of the rotary key of token `token`.
-  __device__ static Chunk rope_chunk(const Params& params, int64_t token, int index, bool finite) {
+  __device__ static Chunk rope_chunk(const KvWriteParams& params, int64_t token, int index,
+                                     bool finite) {
     const auto* const row = static_cast<const uint16_t*>(params.v) + token * params.v_token_stride;
     Chunk chunk = params.rotary.cos
-                      ? rotated_chunk<kNew>(params.rotary, row, index, params.positions[token])
+                      ? rotated_chunk<kNew>(params.rotary, {}, row, index, params.positions[token])
                       : reinterpret_cast<const Chunk*>(row)[index];
     for (uint16_t& value : chunk.values) {
       if constexpr (kNew != bf16) {
@@ -55,15 +57,17 @@ struct MlaRowWriteConfig {
   }
 
   // Launched as portable/kv_write.
-  __device__ static void run(const Params& params) {
+  __device__ static void run(const Params& given) {
     wait_and_allow_next();
+    const KvWriteParams& params = given.rows;
     const int64_t warp = static_cast<int64_t>(blockIdx.x) * kWriteWarps + threadIdx.x / 32;
     const int heads = 1 + params.q_heads;
     const int64_t token = warp / heads;
-    if (token >= params.q_indptr[params.requests]) return;
+    if (token >= given.tokens) return;
     if (const int head = static_cast<int>(warp % heads); head > 0) {
-      return rotate_query<kNew>(params, kMlaRowRope, token, head - 1);
+      return rotate_query<kNew>(given, kMlaRowRope, token, head - 1);
     }
+    if (token >= params.q_indptr[params.requests]) return;
     if (params.k == nullptr) return;
     const int64_t slot = params.slots[token];
     if (slot < 0 || slot >= params.slot_count) return;
