@@ -2,9 +2,10 @@
 // Times linear layers on a GPU, over inputs and states that no cache holds. Argument: a part of the
 // names of cases.
 //
-// `delta` and `mamba2` are layers of `linear_cuda` with their convolution: decode, verification of
-// four drafts with a snapshot after each, and prompts. Their floor is the bytes of all states, read
-// and written at the measured rate of copies; verification writes five states for each read one.
+// `delta` and `mamba2` are layers of `linear_cuda` with their convolution, or `alone` without it:
+// decode, verification of four drafts with a snapshot after each, and prompts. Their floor is the
+// bytes of all states, read and written at the measured rate of copies; verification writes five
+// states for each read one.
 //
 // `chunks` is the prefill of gated delta net on Hopper by itself, plan included. Its floor is the
 // larger of the bytes of q, k, v and outputs at the rate of copies, and the products of all chunks
@@ -42,13 +43,23 @@ constexpr Shape kShapes[] = {
     {"delta 16/32",
      AttentionKind::gated_delta_net,
      {.key_heads = 16, .value_heads = 32, .key_dim = 128, .value_dim = 128, .conv_width = 4}},
+    {"delta 16/32 alone",
+     AttentionKind::gated_delta_net,
+     {.key_heads = 16, .value_heads = 32, .key_dim = 128, .value_dim = 128}},
     {"delta 16/32 bf16 states",
      AttentionKind::gated_delta_net,
      {.key_heads = 16, .value_heads = 32, .key_dim = 128, .value_dim = 128, .conv_width = 4},
      DType::bf16},
+    {"delta 16/32 alone bf16 states",
+     AttentionKind::gated_delta_net,
+     {.key_heads = 16, .value_heads = 32, .key_dim = 128, .value_dim = 128},
+     DType::bf16},
     {"mamba2 128",
      AttentionKind::mamba2,
      {.key_heads = 8, .value_heads = 128, .key_dim = 128, .value_dim = 64, .conv_width = 4}},
+    {"mamba2 128 alone",
+     AttentionKind::mamba2,
+     {.key_heads = 8, .value_heads = 128, .key_dim = 128, .value_dim = 64}},
 };
 
 struct Load {
@@ -58,12 +69,12 @@ struct Load {
 };
 
 constexpr Load kLoads[] = {
-    {"decode 1", 1, 1, false},       {"decode 8", 8, 1, false},
-    {"decode 32", 32, 1, false},     {"decode 128", 128, 1, false},
-    {"decode 256", 256, 1, false},   {"verify 4 of 32", 32, 4, true},
-    {"prompt 1x1k", 1, 1024, false}, {"prompt 1x4k", 1, 4096, false},
-    {"prompt 8x2k", 8, 2048, false}, {"prompt 1x16k", 1, 16384, false},
-    {"prompt 4x8k", 4, 8192, false},
+    {"decode 1", 1, 1, false},         {"decode 8", 8, 1, false},
+    {"decode 32", 32, 1, false},       {"decode 128", 128, 1, false},
+    {"decode 256", 256, 1, false},     {"verify 4 of 32", 32, 4, true},
+    {"prompt 1x1k", 1, 1024, false},   {"prompt 1x4k", 1, 4096, false},
+    {"prompt 1x8k", 1, 8192, false},   {"prompt 8x2k", 8, 2048, false},
+    {"prompt 1x16k", 1, 16384, false}, {"prompt 4x8k", 4, 8192, false},
 };
 
 constexpr int64_t kCacheBytes = int64_t{256} << 20;  // more than any cache holds
@@ -87,7 +98,7 @@ class Layers {
     const int64_t held = load.requests * state_bytes(shape);
     StateCacheSpec states{.layers = static_cast<int32_t>(kCacheBytes / held) + 2,
                           .conv_dim = linear.conv_dim(),
-                          .conv_width = linear.conv_width,
+                          .conv_width = std::max(1, linear.conv_width),
                           .heads = linear.value_heads,
                           .rows = linear.value_dim,
                           .columns = linear.key_dim,
@@ -100,14 +111,19 @@ class Layers {
       const auto seed = static_cast<uint32_t>(i + 1);
       kernels.fill_noise(view.state, shape.states, view.state_slot_stride * slots, seed, 1, 0,
                          stream);
-      kernels.fill_noise(view.conv, DType::f32, view.conv_slot_stride * slots, seed, 1, 0, stream);
+      if (linear.conv_width > 0) {
+        kernels.fill_noise(view.conv, DType::f32, view.conv_slot_stride * slots, seed, 1, 0,
+                           stream);
+      }
     }
     const auto fill = [&](gpu::DeviceBuffer& buffer, int64_t count, float factor, float offset) {
       buffer = gpu::DeviceBuffer(static_cast<size_t>(count) * sizeof(float));
       kernels.fill_noise(buffer.data(), DType::f32, count, 7, factor, offset, stream);
     };
     fill(mixed_, int64_t{tokens_} * linear.conv_dim(), 1, 0);
-    fill(weight_, int64_t{linear.conv_dim()} * linear.conv_width, 0.5f, 0);
+    if (linear.conv_width > 0) {
+      fill(weight_, int64_t{linear.conv_dim()} * linear.conv_width, 0.5f, 0);
+    }
     fill(log_decay_, int64_t{tokens_} * linear.value_heads, 0.01f, -0.1f);
     fill(beta_, int64_t{tokens_} * linear.value_heads, 0.05f, 0.5f);
     fill(out_, int64_t{tokens_} * linear.value_heads * linear.value_dim, 1, 0);

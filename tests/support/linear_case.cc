@@ -139,16 +139,17 @@ class Recurrence {
     return load_float(&bits, dtype, 0);
   }
 
+  std::vector<Real> rounded_part(int64_t token, int64_t begin, int32_t width) const {
+    std::vector<Real> row = part(token, begin, width);
+    for (Real& x : row) x = rounded(x);
+    return row;
+  }
+
   // By the definition, with operands of products and stored states rounded.
   void rounded_delta_net(int32_t head) {
     const int32_t keys = spec_.linear.key_dim, values = spec_.linear.value_dim;
     const int64_t all_keys = int64_t{spec_.linear.key_heads} * keys;
     const int64_t key_head = head / (spec_.linear.value_heads / spec_.linear.key_heads);
-    const auto rounded_part = [&](int64_t token, int64_t begin, int32_t width) {
-      std::vector<Real> row = part(token, begin, width);
-      for (Real& x : row) x = rounded(x);
-      return row;
-    };
     std::vector<Real> state(static_cast<size_t>(values * keys), 0);
     for (int64_t t = 0; t < length_; ++t) {
       const auto q = normalised(rounded_part(t, key_head * keys, keys));
@@ -179,8 +180,8 @@ class Recurrence {
     const int64_t c_at = b_at + int64_t{spec_.linear.key_heads} * states;
     std::vector<Real> state(static_cast<size_t>(width * states), 0);
     for (int64_t t = 0; t < length_; ++t) {
-      const auto x = part(t, int64_t{head} * width, width);
-      const auto b = part(t, b_at, states), c = part(t, c_at, states);
+      const auto x = rounded_part(t, int64_t{head} * width, width);
+      const auto b = rounded_part(t, b_at, states), c = rounded_part(t, c_at, states);
       const int64_t gate = t * spec_.linear.value_heads + head;
       const Real decay = std::exp(static_cast<Real>(sequence_.log_decay[gate]));
       for (int32_t i = 0; i < width; ++i) {
@@ -188,7 +189,7 @@ class Recurrence {
         for (int32_t j = 0; j < states; ++j) {
           Real& h = state[static_cast<size_t>(i * states + j)];
           const Real next = decay * h + sequence_.beta[gate] * x[i] * b[j];
-          y += next * c[j];
+          y += rounded(next) * c[j];
           h = stored(next);
         }
         out(t, head, i) = static_cast<double>(y);
@@ -281,6 +282,21 @@ std::vector<LinearCase> linear_cases() {
   cases.push_back(test);
   test.name = "mamba2_no_conv";
   test.spec.linear.conv_width = 0;
+  cases.push_back(test);
+  test = linear_case("mamba2_128", AttentionKind::mamba2, 1, 2);
+  test.spec.linear.key_dim = 128;
+  test.lengths = {1, 9, 2};
+  cases.push_back(test);
+  test.name = "mamba2_rounded";
+  test.spec.q_dtype = DType::bf16;
+  test.spec.linear.value_dim = 128;
+  test.lengths = {130, 64, 1, 63};
+  cases.push_back(test);
+  test.name = "mamba2_rounded_bf16_states";
+  test.state_dtype = DType::bf16;
+  test.spec.linear.value_dim = 64;
+  test.spec.linear.value_heads = 3;
+  test.skip = false;
   cases.push_back(test);
 
   // States of 16 bits.

@@ -5,23 +5,19 @@
 
 #include "attention/cuda/backend_base.h"
 #include "attention/cuda/layer.h"
+#include "attention/cuda/linear_chunks.h"
 #include "attention/validate/spec.h"
 #include "core/check.h"
-#include "kernels/cuda/gdn_prefill.h"
 #include "kernels/cuda/portable/causal_conv/launch.h"
 #include "kernels/cuda/portable/linear_plan/launch.h"
 #include "kernels/cuda/portable/recurrence/launch.h"
+#include "kernels/cuda/sm90/recurrent_decode/launch.h"
 #include "kernels/cuda/store.h"
 
 namespace fovea {
 namespace {
 
 namespace cuda = kernels::cuda;
-
-cuda::RecurrenceKind recurrence_of(const AttentionSpec& spec) {
-  return spec.kind == AttentionKind::mamba2 ? cuda::RecurrenceKind::mamba2
-                                            : cuda::RecurrenceKind::delta;
-}
 
 cuda::StateType state_type(DType dtype) {
   switch (dtype) {
@@ -34,26 +30,14 @@ cuda::StateType state_type(DType dtype) {
   }
 }
 
-// Requests of fewer tokens are faster token by token.
-constexpr int32_t kMinChunked = 64;
-
-cuda::GdnPrefillSetup chunked_setup(const AttentionSpec& spec, const DeviceInfo& device) {
-  const LinearSpec& linear = spec.linear;
-  return {.key_heads = linear.key_heads,
-          .value_heads = linear.value_heads,
-          .key_dim = linear.key_dim,
-          .value_dim = linear.value_dim,
-          .min_tokens = kMinChunked,
+cuda::RecurrentDecodeSetup decode_setup(const AttentionSpec& spec, const DeviceInfo& device,
+                                        cuda::StateType states) {
+  return {.kind = recurrence_of(spec),
+          .rows = spec.linear.value_dim,
+          .columns = spec.linear.key_dim,
+          .state_type = states,
           .sm = device.sm,
           .multiprocessors = device.cores};
-}
-
-// Returns whether prompts are computed in chunks. Chunks take their inputs in bf16, as the
-// convolution writes them, and cuts of a prompt change their bits.
-bool has_chunks(const AttentionSpec& spec, const DeviceInfo& device) {
-  return spec.kind == AttentionKind::gated_delta_net && spec.q_dtype == DType::bf16 &&
-         !spec.batch_invariant && spec.linear.conv_width > 0 &&
-         cuda::GdnPrefill::serves(chunked_setup(spec, device));
 }
 
 struct Buffers {
@@ -73,9 +57,9 @@ Buffers carve_buffers(WorkspaceCarver& workspace, const AttentionSpec& spec,
   if (spec.linear.conv_width > 0) {
     buffers.convolved = workspace.take<float>(int64_t{limits.max_tokens} * spec.linear.conv_dim());
   }
-  if (has_chunks(spec, device)) {
-    const size_t bytes = cuda::GdnPrefill::workspace_bytes(chunked_setup(spec, device),
-                                                           limits.max_tokens, limits.max_requests);
+  if (LinearChunks::serves(spec, device)) {
+    const size_t bytes =
+        LinearChunks::workspace_bytes(spec, device, limits.max_tokens, limits.max_requests);
     buffers.chunked = workspace.take_bytes(bytes).data();
   }
   return buffers;
@@ -124,15 +108,15 @@ class CudaLinear final : public CudaBackendBase {
 
   bool convolves() const { return spec().linear.conv_width > 0; }
   void convolve(const LinearTensors& linear, const StateLayerView& state, gpu::Launcher launcher);
-  void run_chunks(gpu::Launcher launcher);
-  cuda::GdnPrefillBatch chunked_batch() const {
+  ChunkedBatch chunked_batch() const {
     return {.spans = buffers_.spans, .requests = batch().requests, .tokens = batch().tokens};
   }
 
   cuda::LinearPlanner planner_;
   cuda::CausalConv conv_;
   cuda::RecurrentKernels recurrence_;
-  std::optional<cuda::GdnPrefill> chunks_;
+  std::optional<cuda::RecurrentDecode> decode_;
+  std::optional<LinearChunks> chunks_;
   cuda::RecurrenceParams params_;  // each pass and each layer add theirs
   std::vector<StateLayerView> layers_;
   Buffers buffers_;
@@ -150,14 +134,16 @@ CudaLinear::CudaLinear(std::string_view name, const BackendContext& context)
   if (convolves()) {
     conv_ = cuda::CausalConv(cuda::causal_conv_variants(spec().linear.conv_width, sm), store);
   }
-  if (has_chunks(spec(), device_info())) {
-    chunks_.emplace(chunked_setup(spec(), device_info()), store);
+  if (LinearChunks::serves(spec(), device_info())) {
+    chunks_.emplace(spec(), device_info(), store);
   }
   for (int32_t i = 0; i < states()->spec().layers; ++i) {
     layers_.push_back(states()->layer(i));
     check_state_alignment(layers_.back(), states()->spec().dtype, i);
   }
   params_.state_type = state_type(states()->spec().dtype);
+  const cuda::RecurrentDecodeSetup decode = decode_setup(spec(), device_info(), params_.state_type);
+  if (cuda::RecurrentDecode::serves(decode)) decode_.emplace(decode, store);
 }
 
 void CudaLinear::check_batch(const BatchView& batch) const {
@@ -170,8 +156,8 @@ void CudaLinear::check_batch(const BatchView& batch) const {
 void CudaLinear::plan_batch(const BatchView& batch, gpu::Launcher launcher) {
   const int32_t hint = batch.hints.max_q_len;
   one_token_ = batch.mode == ForwardMode::decode || hint == 1;
-  chunked_ =
-      chunks_ && !one_token_ && (hint == 0 || hint >= kMinChunked) && batch.tokens >= kMinChunked;
+  chunked_ = chunks_ && !one_token_ && (hint == 0 || hint >= LinearChunks::kMinTokens) &&
+             batch.tokens >= LinearChunks::kMinTokens;
   const bool snapshots = !batch.linear.snapshot_slots.empty();
   cuda::LinearPlanParams plan{};
   plan.plan.spans = buffers_.spans;
@@ -184,7 +170,7 @@ void CudaLinear::plan_batch(const BatchView& batch, gpu::Launcher launcher) {
   plan.snapshot_slots = batch.linear.snapshot_slots.data();
   plan.slots = states()->slots();
   plan.tokens = batch.tokens;
-  plan.min_chunked = chunked_ ? kMinChunked : 0;
+  plan.min_chunked = chunked_ ? LinearChunks::kMinTokens : 0;
   planner_.run(plan, batch.requests, launcher);
   params_.plan = plan.plan;
   if (chunked_) chunks_->plan(chunked_batch(), buffers_.chunked, launcher);
@@ -218,29 +204,16 @@ void CudaLinear::run_layer(const LayerTensors& tensors, gpu::Launcher launcher) 
   params_.result_stride = tensors.out.token_stride;
   params_.l2_normalise = tensors.linear.l2_normalise_qk;
   params_.state_is_ready = convolves();
-  recurrence_.run(params_, batch().requests, one_token_, launcher);
-  if (chunked_) run_chunks(launcher);
-}
-
-// The recurrence of requests that are in_chunks, with the parameters of that of the others.
-void CudaLinear::run_chunks(gpu::Launcher launcher) {
-  const auto* const convolved = reinterpret_cast<const uint16_t*>(buffers_.convolved);
-  cuda::GdnPrefillTensors tensors;
-  tensors.q = convolved + params_.out_at;
-  tensors.k = convolved + params_.in_at;
-  tensors.v = convolved + params_.values_at;
-  tensors.q_token_stride = tensors.k_token_stride = tensors.v_token_stride =
-      2 * params_.mixed_stride;  // rows are as long as those in f32
-  tensors.log_decay = params_.log_decay;
-  tensors.beta = params_.strength;
-  tensors.state = params_.state;
-  tensors.state_type = params_.state_type;
-  tensors.state_slot_stride = params_.state_slot_stride;
-  tensors.out = params_.result;
-  tensors.out_token_stride = params_.result_stride;
-  tensors.scale = params_.scale;
-  tensors.l2_normalise_qk = params_.l2_normalise != 0;
-  chunks_->run(chunked_batch(), tensors, buffers_.chunked, launcher);
+  params_.requests = batch().requests;
+  if (decode_ && one_token_) {
+    decode_->run(params_, launcher);
+  } else {
+    recurrence_.run(params_, batch().requests, one_token_, launcher);
+  }
+  if (chunked_) {
+    chunks_->run(chunked_batch(), params_, reinterpret_cast<const uint16_t*>(buffers_.convolved),
+                 buffers_.chunked, launcher);
+  }
 }
 
 }  // namespace
@@ -260,11 +233,16 @@ std::vector<gpu::KernelVariant> cuda_linear_variants(const AttentionSpec& spec,
   const auto add = [&](const std::vector<gpu::KernelVariant>& more) {
     needed.insert(needed.end(), more.begin(), more.end());
   };
+  // The request does not say of what type the pool's states are.
+  for (const cuda::StateType states : {cuda::StateType::bf16, cuda::StateType::f16}) {
+    const cuda::RecurrentDecodeSetup decode = decode_setup(spec, device, states);
+    if (cuda::RecurrentDecode::serves(decode)) {
+      needed.push_back(cuda::RecurrentDecode::variant(decode));
+    }
+  }
   needed.push_back(cuda::linear_plan_variant(sm));
   if (spec.linear.conv_width > 0) add(cuda::causal_conv_variants(spec.linear.conv_width, sm));
-  if (has_chunks(spec, device)) {
-    add(cuda::GdnPrefill::variants(chunked_setup(spec, device)));
-  }
+  if (LinearChunks::serves(spec, device)) add(LinearChunks::variants(spec, device));
   return needed;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Recurrent layers on a GPU: gated delta net and Mamba2. plan() reads lengths and slots on the
+// Recurrent layers on a GPU. plan() reads lengths and slots on the
 // device. forward() convolves and runs the recurrence: token by token in f32, or prompts in chunks
 // by bf16 products where the spec and the GPU allow it.
 #pragma once

@@ -65,6 +65,7 @@ struct RecurrenceParams {
   LinearPlan plan;
   const float* mixed;  // [tokens, mixed_stride]: in, out and value of all heads
   int64_t mixed_stride;
+  int32_t requests;
   int32_t in_at, out_at, values_at;  // where they begin in a row of `mixed`
   int32_t heads;
   int32_t key_group;  // heads that share `in` and `out`

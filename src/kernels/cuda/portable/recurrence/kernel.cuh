@@ -21,6 +21,7 @@ struct RecurrenceConfig {
   using State = StateRows<Shape>;
   using Values = LaneValues<Shape>;
   using Tile = TokenTile<Shape>;
+  using Step = RecurrenceStep<Shape>;
   struct Staged {
     const Tile* tile;
     const TokenFactors* factors;  // [kTile]
@@ -34,48 +35,6 @@ struct RecurrenceConfig {
     if (!State::exists(params, place, r)) return;
     const int64_t row = static_cast<int64_t>(place.head) * params.rows + place.row;
     params.result[token * params.result_stride + row + r * Shape::kStep] = result;
-  }
-
-  __device__ static TokenFactors factors_of(const Params& params, const Values& in,
-                                            const Values& out, float log_decay, float strength) {
-    TokenFactors factors = {expf(log_decay), strength, 1, params.scale};
-    if (Shape::kKind == delta && params.l2_normalise) {
-      float squares[2] = {in.partial_dot(in), out.partial_dot(out)};
-      sum_over_lanes<Shape>(squares);
-      factors.in = rsqrtf(squares[0] + 1e-6f);
-      factors.out = params.scale * rsqrtf(squares[1] + 1e-6f);
-    }
-    return factors;
-  }
-
-  __device__ static void update(State& state, const Values& in, const TokenFactors& factors,
-                                const float (&values)[Shape::kRows]) {
-    float recalled[Shape::kRows];
-    if constexpr (Shape::kKind == delta) {
-#pragma unroll
-      for (int r = 0; r < Shape::kRows; ++r) recalled[r] = state.rows[r].partial_dot(in);
-      sum_over_lanes<Shape>(recalled);
-    }
-#pragma unroll
-    for (int r = 0; r < Shape::kRows; ++r) {
-      float change = factors.strength * values[r];
-      if constexpr (Shape::kKind == delta) {
-        const float lost = __fmul_rn(factors.decay * factors.in, recalled[r]);
-        change = factors.strength * __fsub_rn(values[r], lost) * factors.in;
-      }
-      Values& row = state.rows[r];
-#pragma unroll
-      for (int i = 0; i < Shape::kValues; ++i) {
-        row.at[i] = __fmaf_rn(change, in.at[i], __fmul_rn(factors.decay, row.at[i]));
-      }
-    }
-  }
-
-  // Returns the result of a row from the sum of its state times `out`.
-  __device__ static float result_of(const Params& params, const Place& place, float out_factor,
-                                    float value, float read) {
-    if constexpr (Shape::kKind == delta) return __fmul_rn(out_factor, read);
-    return __fmaf_rn(params.skip ? params.skip[place.head] : 0.0f, value, read);
   }
 
   // Rounds the state as it is in memory, and stores it where a snapshot is asked for.
@@ -100,8 +59,8 @@ struct RecurrenceConfig {
       values[r] = State::exists(params, place, r) ? from.values[r * Shape::kStep] : 0.0f;
     }
     const TokenFactors factors =
-        factors_of(params, in, out, params.log_decay[from.gate], params.strength[from.gate]);
-    update(state, in, factors, values);
+        Step::factors_of(params, in, out, params.log_decay[from.gate], params.strength[from.gate]);
+    Step::update(state.rows, in, factors, values);
 #pragma unroll
     for (int r = 0; r < Shape::kRows; ++r) reads[r] = state.rows[r].partial_dot(out);
     sum_over_lanes<Shape>(reads);
@@ -109,7 +68,7 @@ struct RecurrenceConfig {
 #pragma unroll
       for (int r = 0; r < Shape::kRows; ++r) {
         store_result(params, place, token, r,
-                     result_of(params, place, factors.out, values[r], reads[r]));
+                     Step::result_of(params, place.head, factors.out, values[r], reads[r]));
       }
     }
     finish_token(params, place, token, state);
@@ -135,7 +94,7 @@ struct RecurrenceConfig {
         float values[Shape::kRows];
 #pragma unroll
         for (int r = 0; r < Shape::kRows; ++r) values[r] = tile.values[t][row + r * Shape::kStep];
-        update(state, in, staged.factors[t], values);
+        Step::update(state.rows, in, staged.factors[t], values);
 #pragma unroll
         for (int r = 0; r < Shape::kRows; ++r) parts[r][i] = state.rows[r].partial_dot(out);
         finish_token(params, place, first + t, state);
@@ -147,7 +106,7 @@ struct RecurrenceConfig {
         if (own >= count) continue;
         const float value = tile.values[own][row + r * Shape::kStep];
         store_result(params, place, first + own, r,
-                     result_of(params, place, staged.factors[own].out, value, read));
+                     Step::result_of(params, place.head, staged.factors[own].out, value, read));
       }
     }
   }
@@ -174,7 +133,7 @@ struct RecurrenceConfig {
       in.load(tile.in[own] + place.column, Tile::kWidth);
       out.load(tile.out[own] + place.column, Tile::kWidth);
       const TokenFactors found =
-          factors_of(params, in, out, tile.log_decay[own], tile.strength[own]);
+          Step::factors_of(params, in, out, tile.log_decay[own], tile.strength[own]);
       if (place.column == 0) factors[own] = found;
       __syncthreads();
       run_tile(params, place, {&tile, factors}, first, min(Shape::kTile, span.end - first), state);

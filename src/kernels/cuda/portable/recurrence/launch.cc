@@ -10,16 +10,19 @@
 
 namespace fovea::kernels::cuda {
 
+const char* recurrence_name(RecurrenceKind kind) {
+  return kind == RecurrenceKind::delta ? "delta" : "mamba2";
+}
+
 std::vector<gpu::KernelVariant> recurrence_variants(RecurrenceKind kind, int32_t columns, int sm) {
   check_argument(columns > 0 && columns <= kMaxStateColumns,
                  "no kernel has states of {} columns, at most {}", columns, kMaxStateColumns);
   constexpr uint32_t kMinColumns = 32;
   const auto padded = std::max(kMinColumns, std::bit_ceil(static_cast<uint32_t>(columns)));
-  const std::string name = kind == RecurrenceKind::delta ? "delta" : "mamba2";
   std::vector<gpu::KernelVariant> variants;
   for (const char* tokens : {"one", "many"}) {
-    variants.push_back(
-        make_variant(family("portable/recurrence"), {name, std::to_string(padded), tokens}, sm));
+    variants.push_back(make_variant(family("portable/recurrence"),
+                                    {recurrence_name(kind), std::to_string(padded), tokens}, sm));
   }
   return variants;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The recurrences of linear layers on a GPU: the gated delta rule and Mamba2.
+// The recurrences of linear layers on a GPU, token by token.
 #pragma once
 
 #include <span>
@@ -11,6 +11,8 @@
 namespace fovea::kernels::cuda {
 
 enum class RecurrenceKind { delta, mamba2 };
+// Returns the name of a kind in variants.txt.
+const char* recurrence_name(RecurrenceKind kind);
 inline constexpr int32_t kMaxStateColumns = 256;
 
 // Returns the kernels for states of up to kMaxStateColumns columns: for passes with one token a

@@ -30,94 +30,6 @@ struct StatePlace {
   }
 };
 
-template <class Shape>
-struct LaneValues {
-  float at[Shape::kValues];
-
-  // Loads the lane's columns from the first on, of which `count` exist; those beyond are 0.
-  __device__ void load(const float* first, int32_t count) {
-    const auto* const from = reinterpret_cast<const float4*>(first);
-#pragma unroll
-    for (int v = 0; v < Shape::kVectors; ++v) {
-      float4 four = {};
-      if (v * 4 * Shape::kRowLanes < count) four = from[v * Shape::kRowLanes];
-      at[4 * v] = four.x;
-      at[4 * v + 1] = four.y;
-      at[4 * v + 2] = four.z;
-      at[4 * v + 3] = four.w;
-    }
-  }
-  // Does not keep the lines in the caches: the next pass reads them.
-  __device__ void store(float* first, int32_t count) const {
-    auto* const to = reinterpret_cast<float4*>(first);
-#pragma unroll
-    for (int v = 0; v < Shape::kVectors; ++v) {
-      if (v * 4 * Shape::kRowLanes < count) {
-        __stcs(to + v * Shape::kRowLanes,
-               float4{at[4 * v], at[4 * v + 1], at[4 * v + 2], at[4 * v + 3]});
-      }
-    }
-  }
-
-  // The same with values of 16 bits in memory.
-  template <Type kType>
-  __device__ void load_16(const uint16_t* first, int32_t count) {
-    const auto* const from = reinterpret_cast<const uint2*>(first);
-#pragma unroll
-    for (int v = 0; v < Shape::kVectors; ++v) {
-      uint2 four = {};
-      if (v * 4 * Shape::kRowLanes < count) four = from[v * Shape::kRowLanes];
-      const float2 low = unpack<kType>(four.x), high = unpack<kType>(four.y);
-      at[4 * v] = low.x;
-      at[4 * v + 1] = low.y;
-      at[4 * v + 2] = high.x;
-      at[4 * v + 3] = high.y;
-    }
-  }
-  template <Type kType>
-  __device__ void store_16(uint16_t* first, int32_t count) const {
-    auto* const to = reinterpret_cast<uint2*>(first);
-#pragma unroll
-    for (int v = 0; v < Shape::kVectors; ++v) {
-      if (v * 4 * Shape::kRowLanes < count) {
-        __stcs(to + v * Shape::kRowLanes, uint2{pack<kType>(at[4 * v], at[4 * v + 1]),
-                                                pack<kType>(at[4 * v + 2], at[4 * v + 3])});
-      }
-    }
-  }
-  template <Type kType>
-  __device__ void round() {
-#pragma unroll
-    for (int i = 0; i < Shape::kValues; i += 2) {
-      const float2 rounded = unpack<kType>(pack<kType>(at[i], at[i + 1]));
-      at[i] = rounded.x;
-      at[i + 1] = rounded.y;
-    }
-  }
-
-  // Returns the sum of products over the lane's own columns.
-  __device__ float partial_dot(const LaneValues& other) const {
-    float sums[4] = {};
-#pragma unroll
-    for (int i = 0; i < Shape::kValues; ++i) {
-      sums[i % 4] = __fmaf_rn(at[i], other.at[i], sums[i % 4]);
-    }
-    return __fadd_rn(__fadd_rn(sums[0], sums[1]), __fadd_rn(sums[2], sums[3]));
-  }
-};
-
-// Sums each value over the lanes of a row; all of them get it.
-template <class Shape, int kCount>
-__device__ void sum_over_lanes(float (&values)[kCount]) {
-#pragma unroll
-  for (int step = 1; step < Shape::kRowLanes; step *= 2) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      values[i] = __fadd_rn(values[i], __shfl_xor_sync(~0u, values[i], step));
-    }
-  }
-}
-
 // Sums as many values over the lanes of a row as it has lanes; lane l returns the sum of value l,
 // with the bits of sum_over_lanes().
 template <class Shape>
@@ -172,20 +84,17 @@ struct StateRows {
 
   __device__ void clear() {
 #pragma unroll
-    for (int r = 0; r < Shape::kRows; ++r) {
-#pragma unroll
-      for (int i = 0; i < Shape::kValues; ++i) rows[r].at[i] = 0;
-    }
+    for (int r = 0; r < Shape::kRows; ++r) rows[r].clear();
   }
   __device__ void load(const RecurrenceParams& params, const StatePlace<Shape>& place,
                        int32_t slot) {
     for_rows(params, place, slot, [&](LaneValues<Shape>& row, int64_t at, int32_t count) {
       if (params.state_type == StateType::f32) {
-        row.load(static_cast<const float*>(params.state) + at, count);
+        row.template load_as<f32>(static_cast<const float*>(params.state) + at, count);
       } else if (params.state_type == StateType::bf16) {
-        row.template load_16<bf16>(static_cast<const uint16_t*>(params.state) + at, count);
+        row.template load_as<bf16>(static_cast<const uint16_t*>(params.state) + at, count);
       } else {
-        row.template load_16<f16>(static_cast<const uint16_t*>(params.state) + at, count);
+        row.template load_as<f16>(static_cast<const uint16_t*>(params.state) + at, count);
       }
     });
   }
@@ -193,11 +102,11 @@ struct StateRows {
                         int32_t slot) {
     for_rows(params, place, slot, [&](LaneValues<Shape>& row, int64_t at, int32_t count) {
       if (params.state_type == StateType::f32) {
-        row.store(static_cast<float*>(params.state) + at, count);
+        row.template stream_as<f32>(static_cast<float*>(params.state) + at, count);
       } else if (params.state_type == StateType::bf16) {
-        row.template store_16<bf16>(static_cast<uint16_t*>(params.state) + at, count);
+        row.template stream_as<bf16>(static_cast<uint16_t*>(params.state) + at, count);
       } else {
-        row.template store_16<f16>(static_cast<uint16_t*>(params.state) + at, count);
+        row.template stream_as<f16>(static_cast<uint16_t*>(params.state) + at, count);
       }
     });
   }
@@ -213,11 +122,6 @@ struct StateRows {
       }
     }
   }
-};
-
-// The gates of a token and head, and the factors of its vectors.
-struct alignas(16) TokenFactors {
-  float decay, strength, in, out;
 };
 
 // The addresses of a token's values for a head and the rows from `first_row` on.

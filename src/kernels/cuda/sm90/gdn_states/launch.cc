@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/sm90/chunk_common/launch.h"
+
 #include <algorithm>
-#include <cstddef>
 #include <vector>
 
 #include "kernels/cuda/family.h"
@@ -10,48 +11,23 @@ namespace fovea::kernels::cuda {
 namespace {
 
 constexpr int32_t kChunkBlocksPerSm = 3;  // blocks of sm90/gdn_chunks on an SM
-// Blocks of sm90/gdn_states for each SM, of which one runs. Several, so that SMs with short
-// requests get more of them; not one for each task, because most have none in a batch of many
-// decodes.
-constexpr int32_t kStateBlocksPerSm = 8;
-
-// Room for the chunks of a batch: the maximum of requests that are in_chunks, and of their chunks.
-struct Room {
-  int32_t walks, chunks;
-
-  Room(const GdnPrefillSetup& setup, int32_t tokens, int32_t requests)
-      : walks(std::min(requests, tokens / setup.min_tokens)), chunks(tokens / kGdnChunk + walks) {}
-  Room(const GdnPrefillSetup& setup, const GdnPrefillBatch& batch)
-      : Room(setup, batch.tokens, batch.requests) {}
-};
-
 // The parts of the workspace for one batch.
 struct Workspace {
   GdnTerms* terms;
   GdnPlan plan;
-  size_t bytes = 0;
+  size_t bytes;
 
   // Only counts the bytes if `at` is null.
-  Workspace(const GdnPrefillSetup& setup, const Room& room, void* at) {
-    const auto take = [&]<typename T>(T*& part, int64_t count) {
-      part = at == nullptr ? nullptr : reinterpret_cast<T*>(static_cast<std::byte*>(at) + bytes);
-      bytes += static_cast<size_t>(count) * sizeof(T);
-    };
-    take(terms, int64_t{room.chunks} * setup.value_heads);
-    take(plan.walks, room.walks);
-    take(plan.chunks, room.chunks);
-    take(plan.counts, 1);
+  Workspace(const GdnPrefillSetup& setup, const ChunkRoom& room, void* at) {
+    ChunkArrays arrays{at};
+    arrays.take(terms, int64_t{room.chunks} * setup.value_heads);
+    arrays.take(plan, room);
+    bytes = arrays.bytes;
   }
 };
 
-void encode_rows(const void* data, int32_t heads, int64_t token_stride, int32_t tokens,
-                 gpu::RepeatedTensorMap& repeated, TensorMap& map) {
-  repeated.encode({.data = data,
-                   .rank = 2,
-                   .sizes = {static_cast<uint64_t>(heads) * kGdnDim, static_cast<uint64_t>(tokens)},
-                   .strides = {static_cast<uint64_t>(token_stride) * sizeof(uint16_t)},
-                   .box = {kGdnBoxWidth, kGdnBoxRows}},
-                  &map);
+ChunkRoom room_of(const GdnPrefillSetup& setup, const GdnPrefillBatch& batch) {
+  return {setup.min_tokens, batch.tokens, batch.requests};
 }
 
 }  // namespace
@@ -70,7 +46,7 @@ std::vector<gpu::KernelVariant> GdnPrefill::variants(const GdnPrefillSetup& setu
 
 size_t GdnPrefill::workspace_bytes(const GdnPrefillSetup& setup, int32_t max_tokens,
                                    int32_t max_requests) {
-  return Workspace(setup, {setup, max_tokens, max_requests}, nullptr).bytes;
+  return Workspace(setup, {setup.min_tokens, max_tokens, max_requests}, nullptr).bytes;
 }
 
 GdnPrefill::GdnPrefill(const GdnPrefillSetup& setup, gpu::KernelStore& store) : setup_(setup) {
@@ -81,7 +57,7 @@ GdnPrefill::GdnPrefill(const GdnPrefillSetup& setup, gpu::KernelStore& store) : 
 }
 
 void GdnPrefill::plan(const GdnPrefillBatch& batch, void* workspace, gpu::Launcher launcher) const {
-  const Room room(setup_, batch);
+  const ChunkRoom room = room_of(setup_, batch);
   const GdnPlanParams params = {.plan = Workspace(setup_, room, workspace).plan,
                                 .spans = batch.spans,
                                 .requests = batch.requests,
@@ -92,14 +68,15 @@ void GdnPrefill::plan(const GdnPrefillBatch& batch, void* workspace, gpu::Launch
 
 void GdnPrefill::run(const GdnPrefillBatch& batch, const GdnPrefillTensors& tensors,
                      void* workspace, gpu::Launcher launcher) const {
-  const Room room(setup_, batch);
+  const ChunkRoom room = room_of(setup_, batch);
   if (room.walks == 0) return;
   const Workspace parts(setup_, room, workspace);
   GdnPrefillParams params{};
-  encode_rows(tensors.q, setup_.key_heads, tensors.q_token_stride, batch.tokens, maps_.q, params.q);
-  encode_rows(tensors.k, setup_.key_heads, tensors.k_token_stride, batch.tokens, maps_.k, params.k);
-  encode_rows(tensors.v, setup_.value_heads, tensors.v_token_stride, batch.tokens, maps_.v,
-              params.v);
+  const int64_t keys = int64_t{setup_.key_heads} * kGdnDim;
+  encode_rows(tensors.q, keys, tensors.q_token_stride, batch.tokens, maps_.q, params.q);
+  encode_rows(tensors.k, keys, tensors.k_token_stride, batch.tokens, maps_.k, params.k);
+  encode_rows(tensors.v, int64_t{setup_.value_heads} * kGdnDim, tensors.v_token_stride,
+              batch.tokens, maps_.v, params.v);
   params.log_decay = tensors.log_decay;
   params.beta = tensors.beta;
   params.spans = batch.spans;

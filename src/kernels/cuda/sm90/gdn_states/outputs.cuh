@@ -60,27 +60,9 @@ class OutputWalk {
   // Stores the outputs of a chunk whose first token is `first` of the request: each warp its 16
   // tokens, through shared memory, so that a store fills whole lines.
   __device__ __forceinline__ void store(const float (&out)[32], const Walk& walk, int first) const {
-    const Place place;
-    __syncwarp();  // the last outputs have been read
-#pragma unroll
-    for (int i = 0; i < 32; i += 2) {
-      float* const row = shared_.out[place.row + i % 4 / 2 * 8];
-      *reinterpret_cast<float2*>(row + i / 4 * 8 + place.column) = {out[i], out[i + 1]};
-    }
-    __syncwarp();
-    constexpr int kRowLanes = kBlockValues / 4;
-    constexpr int kRows = 32 / kRowLanes;  // rows that a warp stores at once
-    const int column = place.lane % kRowLanes * 4;
     float* const to = params_.out + (walk.begin + first) * params_.out_token_stride +
-                      walk.head * kGdnDim + walk.first_value + column;
-#pragma unroll
-    for (int i = 0; i < 16; i += kRows) {
-      const int token = place.warp * 16 + i + place.lane / kRowLanes;
-      if (first + token < walk.tokens) {
-        *reinterpret_cast<float4*>(to + token * params_.out_token_stride) =
-            *reinterpret_cast<const float4*>(&shared_.out[token][column]);
-      }
-    }
+                      walk.head * kGdnDim + walk.first_value;
+    store_outputs(out, shared_.out, to, params_.out_token_stride, walk.tokens - first);
   }
 
   const GdnPrefillParams& params_;

@@ -19,8 +19,8 @@ class StateWalk {
       : params_(params), shared_(shared) {}
 
   __device__ __forceinline__ void run(const Walk& walk) {
-    float state[64];
-    load_state(state, walk);
+    float state[64] = {};
+    if (!walk.from_zero) load_state(state, params_.state, params_.state_type, first_of(walk));
     uint32_t rounded[32];
     round<kType>(rounded, state);
 #pragma unroll 1
@@ -60,7 +60,7 @@ class StateWalk {
       uint32_t kept[16];
       round<kType>(kept, sums);
       products_begin();
-      add_keys(state, kept, stage.k);
+      add_keys<kType>(state, kept, stage.k);
       products_commit();
       shared_.values.empty.wait(turn_ ^ 1);
       store_rounded(&shared_.values.rows, left);
@@ -70,7 +70,7 @@ class StateWalk {
       round<kType>(rounded, state);
       release(shared_.empty[ring_.stage]);
     }
-    store_state(state, walk);
+    store_state(state, params_.state, params_.state_type, first_of(walk));
   }
 
  private:
@@ -98,29 +98,6 @@ class StateWalk {
     }
   }
 
-  // state += kept keys
-  __device__ __forceinline__ static void add_keys(float (&state)[64], const uint32_t (&kept)[16],
-                                                  const Tile (&keys)[kBoxes]) {
-    const uint64_t columns = columns_descriptor(shared_address(keys[0]), sizeof(Tile));
-#pragma unroll
-    for (int step = 0; step < kGdnChunk / 16; ++step) {
-      Product<kGdnDim>::template run<kType, true>(state, kept + 4 * step,
-                                                  moved(columns, step * 16 * 128), true);
-    }
-  }
-
-  // Loads values in the layout of sums: two of neighbouring tokens a register.
-  __device__ __forceinline__ static void load_values(uint32_t (&values)[16], const Tile& v) {
-    const Place place;
-#pragma unroll
-    for (int step = 0; step < kGdnChunk / 16; ++step) {
-      uint32_t r[4];
-      load_matrices_transposed(r, swizzled(v, step * 16 + place.lane / 16 * 8 + place.lane % 8,
-                                           place.warp * 2 + place.lane / 8 % 2));
-#pragma unroll
-      for (int i = 0; i < 4; ++i) values[4 * step + i] = r[i];
-    }
-  }
   // Loads the factors of the tokens in this thread's columns.
   __device__ __forceinline__ static void load_factors(float4 (&factors)[8], const GdnTerms& terms) {
     const Place place;
@@ -146,19 +123,9 @@ class StateWalk {
 
   // Keys and values of tokens beyond the request belong to others; their rows become 0.
   __device__ __forceinline__ static void clear_rows_from(Stage& stage, int tokens) {
-    constexpr int kRowChunks = kGdnBoxWidth / 8;
-    const Place place;
-    const auto clear = [&](Tile& tile) {
-      auto* const chunks = reinterpret_cast<uint4*>(tile);
-      for (int i = tokens * kRowChunks + place.thread; i < kGdnChunk * kRowChunks;
-           i += kWarpgroupThreads) {
-        chunks[i] = {};
-      }
-    };
-    for (Tile& keys : stage.k) clear(keys);
-    clear(stage.v);
-    fence_async_proxy();
-    named_barrier_wait(1, kWarpgroupThreads);
+    for (Tile& keys : stage.k) cuda::clear_rows_from(keys, tokens);
+    cuda::clear_rows_from(stage.v, tokens);
+    finish_clearing();
   }
 
   // Returns the index of the thread's first element of the state in the pool.
@@ -167,54 +134,6 @@ class StateWalk {
     return walk.slot * params_.state_slot_stride +
            (static_cast<int64_t>(walk.head) * kGdnDim + walk.first_value + place.row) * kGdnDim +
            place.column;
-  }
-  // Returns the offset of element i from the first one.
-  __device__ __forceinline__ static int offset(int i) {
-    return i % 4 / 2 * 8 * kGdnDim + i / 4 * 8;
-  }
-
-  __device__ __forceinline__ void load_state(float (&state)[64], const Walk& walk) const {
-    const int64_t first = first_of(walk);
-    const auto* const halves = static_cast<const uint16_t*>(params_.state) + first;
-#pragma unroll
-    for (int i = 0; i < 64; i += 2) {
-      float2 two = {0, 0};
-      if (!walk.from_zero) {
-        const auto* const pair = reinterpret_cast<const uint32_t*>(halves + offset(i));
-        switch (params_.state_type) {
-          case StateType::f32:
-            two = *reinterpret_cast<const float2*>(static_cast<const float*>(params_.state) +
-                                                   first + offset(i));
-            break;
-          case StateType::bf16:
-            two = unpack<bf16>(*pair);
-            break;
-          case StateType::f16:
-            two = unpack<f16>(*pair);
-        }
-      }
-      state[i] = two.x;
-      state[i + 1] = two.y;
-    }
-  }
-  __device__ __forceinline__ void store_state(const float (&state)[64], const Walk& walk) const {
-    const int64_t first = first_of(walk);
-    auto* const halves = static_cast<uint16_t*>(params_.state) + first;
-#pragma unroll
-    for (int i = 0; i < 64; i += 2) {
-      auto* const pair = reinterpret_cast<uint32_t*>(halves + offset(i));
-      switch (params_.state_type) {
-        case StateType::f32:
-          *reinterpret_cast<float2*>(static_cast<float*>(params_.state) + first + offset(i)) = {
-              state[i], state[i + 1]};
-          break;
-        case StateType::bf16:
-          *pair = pack<bf16>(state[i], state[i + 1]);
-          break;
-        case StateType::f16:
-          *pair = pack<f16>(state[i], state[i + 1]);
-      }
-    }
   }
 
   const GdnPrefillParams& params_;

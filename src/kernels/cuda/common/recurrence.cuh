@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+// One token of a recurrence on the rows of a state that a thread has in registers. Lanes side by
+// side share a row. Every sum has one order, so all kernels of linear layers that work token by
+// token give the same bits.
+#pragma once
+
+#include "kernels/cuda/common/linear_params.h"
+#include "kernels/cuda/common/ptx.cuh"
+
+namespace fovea::kernels::cuda {
+
+enum Recurrence { delta, mamba2 };
+
+// The division of a row among eight lanes: one load of a warp reads whole lines of four rows, and a
+// sum over a row takes three shuffles.
+template <int kColumns>
+struct RowLanes {
+  static constexpr int kRowLanes = 8;                          // lanes that share a row
+  static constexpr int kVectors = kColumns / (4 * kRowLanes);  // float4 of a lane in a row
+  static constexpr int kValues = 4 * kVectors;                 // values of a lane in a row
+  static constexpr int kStep = 32 / kRowLanes;                 // rows of a warp at a time
+};
+
+// Four values of a row in memory.
+template <Type kType>
+struct FourOf {
+  using Memory = uint2;
+  __device__ static float4 unpacked(uint2 four) {
+    const float2 low = unpack<kType>(four.x), high = unpack<kType>(four.y);
+    return {low.x, low.y, high.x, high.y};
+  }
+  __device__ static uint2 packed(float4 four) {
+    return {pack<kType>(four.x, four.y), pack<kType>(four.z, four.w)};
+  }
+};
+template <>
+struct FourOf<f32> {
+  using Memory = float4;
+  __device__ static float4 unpacked(float4 four) { return four; }
+  __device__ static float4 packed(float4 four) { return four; }
+};
+
+// The values of a lane in a row: columns 4 * lane to 4 * lane + 3 of every 4 * kRowLanes.
+template <class Shape>
+struct LaneValues {
+  static constexpr int kAll = Shape::kRowLanes * Shape::kValues;
+
+  float at[Shape::kValues];
+
+  __device__ void clear() {
+#pragma unroll
+    for (int i = 0; i < Shape::kValues; ++i) at[i] = 0;
+  }
+
+  // Loads the lane's columns from the first on, of which `count` exist; those beyond are 0.
+  __device__ void load(const float* first, int32_t count = kAll) { load_as<f32>(first, count); }
+  // The same with values of kType in memory.
+  template <Type kType>
+  __device__ void load_as(const void* first, int32_t count = kAll) {
+    using Four = FourOf<kType>;
+    const auto* const from = static_cast<const typename Four::Memory*>(first);
+#pragma unroll
+    for (int v = 0; v < Shape::kVectors; ++v) {
+      typename Four::Memory loaded = {};
+      if (v * 4 * Shape::kRowLanes < count) loaded = from[v * Shape::kRowLanes];
+      const float4 four = Four::unpacked(loaded);
+      at[4 * v] = four.x;
+      at[4 * v + 1] = four.y;
+      at[4 * v + 2] = four.z;
+      at[4 * v + 3] = four.w;
+    }
+  }
+  template <Type kType>
+  __device__ void store_as(void* first) const {
+    auto* const to = static_cast<typename FourOf<kType>::Memory*>(first);
+#pragma unroll
+    for (int v = 0; v < Shape::kVectors; ++v) to[v * Shape::kRowLanes] = packed<kType>(v);
+  }
+  // As store_as(), but does not keep the lines in the caches: the next pass reads them.
+  template <Type kType>
+  __device__ void stream_as(void* first, int32_t count = kAll) const {
+    auto* const to = static_cast<typename FourOf<kType>::Memory*>(first);
+#pragma unroll
+    for (int v = 0; v < Shape::kVectors; ++v) {
+      if (v * 4 * Shape::kRowLanes < count) __stcs(to + v * Shape::kRowLanes, packed<kType>(v));
+    }
+  }
+  template <Type kType>
+  __device__ void round() {
+    if constexpr (kType != f32) {
+#pragma unroll
+      for (int i = 0; i < Shape::kValues; i += 2) {
+        const float2 rounded = unpack<kType>(pack<kType>(at[i], at[i + 1]));
+        at[i] = rounded.x;
+        at[i + 1] = rounded.y;
+      }
+    }
+  }
+
+  template <Type kType>
+  __device__ typename FourOf<kType>::Memory packed(int v) const {
+    return FourOf<kType>::packed({at[4 * v], at[4 * v + 1], at[4 * v + 2], at[4 * v + 3]});
+  }
+
+  // Returns the sum of products over the lane's own columns.
+  __device__ float partial_dot(const LaneValues& other) const {
+    float sums[4] = {};
+#pragma unroll
+    for (int i = 0; i < Shape::kValues; ++i) {
+      sums[i % 4] = __fmaf_rn(at[i], other.at[i], sums[i % 4]);
+    }
+    return __fadd_rn(__fadd_rn(sums[0], sums[1]), __fadd_rn(sums[2], sums[3]));
+  }
+};
+
+// Sums each value over the lanes of a row; all of them get it.
+template <class Shape, int kCount>
+__device__ void sum_over_lanes(float (&values)[kCount]) {
+#pragma unroll
+  for (int step = 1; step < Shape::kRowLanes; step *= 2) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      values[i] = __fadd_rn(values[i], __shfl_xor_sync(~0u, values[i], step));
+    }
+  }
+}
+
+// The gates of a token and head, and the factors of its vectors.
+struct alignas(16) TokenFactors {
+  float decay, strength, in, out;
+};
+
+// A step on kRows rows of a lane. Shape names kKind, kRows and the members of RowLanes.
+template <class Shape>
+struct RecurrenceStep {
+  using Values = LaneValues<Shape>;
+  using Params = RecurrenceParams;
+  static constexpr Recurrence kKind = Shape::kKind;
+
+  __device__ static TokenFactors factors_of(const Params& params, const Values& in,
+                                            const Values& out, float log_decay, float strength) {
+    TokenFactors factors = {expf(log_decay), strength, 1, params.scale};
+    if (kKind == delta && params.l2_normalise) {
+      float squares[2] = {in.partial_dot(in), out.partial_dot(out)};
+      sum_over_lanes<Shape>(squares);
+      factors.in = rsqrtf(squares[0] + 1e-6f);
+      factors.out = params.scale * rsqrtf(squares[1] + 1e-6f);
+    }
+    return factors;
+  }
+
+  __device__ static void update(Values (&rows)[Shape::kRows], const Values& in,
+                                const TokenFactors& factors, const float (&values)[Shape::kRows]) {
+    float recalled[Shape::kRows];
+    if constexpr (kKind == delta) {
+#pragma unroll
+      for (int r = 0; r < Shape::kRows; ++r) recalled[r] = rows[r].partial_dot(in);
+      sum_over_lanes<Shape>(recalled);
+    }
+#pragma unroll
+    for (int r = 0; r < Shape::kRows; ++r) {
+      float change = factors.strength * values[r];
+      if constexpr (kKind == delta) {
+        const float lost = __fmul_rn(factors.decay * factors.in, recalled[r]);
+        change = factors.strength * __fsub_rn(values[r], lost) * factors.in;
+      }
+#pragma unroll
+      for (int i = 0; i < Shape::kValues; ++i) {
+        rows[r].at[i] = __fmaf_rn(change, in.at[i], __fmul_rn(factors.decay, rows[r].at[i]));
+      }
+    }
+  }
+
+  // Returns the result of a row from the sum of its state times `out`.
+  __device__ static float result_of(const Params& params, int32_t head, float out_factor,
+                                    float value, float read) {
+    if constexpr (kKind != mamba2) return __fmul_rn(out_factor, read);
+    return __fmaf_rn(params.skip ? params.skip[head] : 0.0f, value, read);
+  }
+};
+
+}  // namespace fovea::kernels::cuda
