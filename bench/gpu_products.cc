@@ -59,8 +59,8 @@ class ProductBench {
       result.tile_seconds.push_back(
           time([&](int32_t turn, Stream to) { skinny_.run(skinny(result, turn), tile, to); }));
     }
-    if (rows <= cuda::SkinnyProducts::kTiles.back().max_rows) {
-      result.chosen_tile = cuda::SkinnyProducts::tile_of(rows);
+    if (rows <= cuda::SkinnyProducts::kMaxRows) {
+      result.chosen_tile = cuda::SkinnyProducts::tile_of(skinny(result, 0));
       result.difference = difference(
           output([&](int32_t turn, Stream to) { skinny_.run(skinny(result, turn), to); }), want);
     }

@@ -66,31 +66,42 @@ struct ProductOutputs {
     }
   }
 
-  // Adds to the stream, and sums squares over 16 columns, which are 16 lanes.
+  // What the thread's output is added to, and multiplied with. The loads begin before the products,
+  // because their trip to the L2 cache would delay the next kernel.
+  struct Early {
+    float stream = 0;
+    float weight = 0;
+  };
+  __device__ Early load_early(int first_row, int columns) const {
+    const int row = threadIdx.x / columns;
+    const int at = output_of(first_row) + threadIdx.x % columns;
+    if (!params.stream || row >= params.rows || at >= params.n) return {};
+    return {__ldcg(params.stream + static_cast<int64_t>(row) * params.n + at),
+            params.norm.weight[at]};
+  }
+
+  // Adds to the stream, one output a thread, and sums squares over 16 columns, which are 16 lanes.
   template <class Sum>
-  __device__ void add_to_stream(int first, int columns, int threads, const Sum& sum_at) const {
-    const int lane = threadIdx.x % 32;
-    for (int i = threadIdx.x; i - lane < columns * params.rows; i += threads) {
-      const int index = i % columns;
-      const int row = i / columns;
-      const int at = first + index;
-      const bool is_live = row < params.rows && at < params.n;
-      float value = 0;
-      if (is_live) {
-        float* const x = params.stream + static_cast<int64_t>(row) * params.n + at;
-        const float sum = sum_at(row, index) * factors[row];
-        value = __ldcg(x) + params.stream_factor * with_bias(sum, at);
-        *x = value;
-        store(row, at, value * (params.norm.plus + params.norm.weight[at]));
-      }
-      float squares = value * value;
-      for (int step = kSquaredColumns / 2; step > 0; step /= 2) {
-        squares += __shfl_xor_sync(~0u, squares, step);
-      }
-      if (is_live && lane % kSquaredColumns == 0) {
-        params.squares[static_cast<int64_t>(row) * squares_of(params.n) + at / kSquaredColumns] =
-            squares;
-      }
+  __device__ void add_to_stream(int first, int columns, const Sum& sum_at,
+                                const Early& early) const {
+    const int index = threadIdx.x % columns;
+    const int row = threadIdx.x / columns;
+    const int at = first + index;
+    const bool is_live = row < params.rows && at < params.n;
+    float value = 0;
+    if (is_live) {
+      const float sum = sum_at(row, index) * factors[row];
+      value = early.stream + params.stream_factor * with_bias(sum, at);
+      params.stream[static_cast<int64_t>(row) * params.n + at] = value;
+      store(row, at, value * (params.norm.plus + early.weight));
+    }
+    float squares = value * value;
+    for (int step = kSquaredColumns / 2; step > 0; step /= 2) {
+      squares += __shfl_xor_sync(~0u, squares, step);
+    }
+    if (is_live && threadIdx.x % kSquaredColumns == 0) {
+      params.squares[static_cast<int64_t>(row) * squares_of(params.n) + at / kSquaredColumns] =
+          squares;
     }
   }
 
@@ -113,10 +124,12 @@ struct ProductOutputs {
 
   // Stores what `weight_rows` rows of a block's tile yield, a multiple of 16 from weight row
   // `first_row` of all tiles on. sum_at(row, i) returns the product of `row` and the i-th of them.
+  // `early` is load_early() of the same.
   template <class Sum>
-  __device__ void store_all(int first_row, int weight_rows, int threads, const Sum& sum_at) const {
+  __device__ void store_all(int first_row, int weight_rows, int threads, const Sum& sum_at,
+                            const Early& early) const {
     const int first = output_of(first_row);
-    if (params.stream) return add_to_stream(first, weight_rows, threads, sum_at);
+    if (params.stream) return add_to_stream(first, weight_rows, sum_at, early);
     if (params.up_offset > 0) return store_gated(first, weight_rows / 2, threads, sum_at);
     for (int i = threadIdx.x; i < weight_rows * params.rows; i += threads) {
       const int index = i % weight_rows;

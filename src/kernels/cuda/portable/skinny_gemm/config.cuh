@@ -25,6 +25,7 @@ struct SkinnySizes {
   static constexpr int kSharedBytes = kStages * kStageBytes + kRowTile * 4;
   static_assert(kWarps * kPartFloats * 4 <= kStages * kStageBytes);
   static_assert(kColumnTile % kSquaredColumns == 0);
+  static_assert(kColumnTile * kRowTile <= kThreads);  // as ProductOutputs::add_to_stream requires
   static_assert(kSkinnyDepth % kDepth == 0);
 };
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/portable/skinny_gemm/launch.h"
 
-#include <algorithm>
-
 #include "core/rounding.h"
 #include "kernels/cuda/family.h"
 
@@ -21,20 +19,21 @@ bool SkinnyProducts::serves(const SkinnyGemmParams& params) {
   const auto is_aligned = [](const void* address) {
     return reinterpret_cast<uintptr_t>(address) % kAlignment == 0;
   };
-  return params.rows >= 1 && params.rows <= kTiles.back().max_rows && params.n >= 1 &&
-         params.k >= kSkinnyDepth && params.k % kSkinnyDepth == 0 && is_aligned(params.x) &&
-         is_aligned(params.weight) && params.x_stride % kElements == 0 &&
-         params.weight_stride % kElements == 0;
+  return params.rows >= 1 && params.rows <= kMaxRows && params.n >= 1 && params.k >= kSkinnyDepth &&
+         params.k % kSkinnyDepth == 0 && is_aligned(params.x) && is_aligned(params.weight) &&
+         params.x_stride % kElements == 0 && params.weight_stride % kElements == 0;
 }
 
-size_t SkinnyProducts::tile_of(int32_t rows) {
-  const auto tile = std::ranges::find_if(
-      kTiles, [&](const Tile& candidate) { return rows <= candidate.max_rows; });
-  return static_cast<size_t>(tile - kTiles.begin());
+// Chosen on H200, 2026-11-29: wide tiles are faster where they give every multiprocessor several
+// blocks one after another, and slower where all blocks run at once.
+size_t SkinnyProducts::tile_of(const SkinnyGemmParams& params) {
+  constexpr int32_t kManyRows = 16384;
+  const int32_t weight_rows = params.up_offset > 0 ? 2 * params.n : params.n;
+  return weight_rows >= kManyRows ? 1 : 0;
 }
 
 void SkinnyProducts::run(const SkinnyGemmParams& params, Stream stream) const {
-  run(params, tile_of(params.rows), stream);
+  run(params, tile_of(params), stream);
 }
 
 void SkinnyProducts::run(const SkinnyGemmParams& params, size_t tile, Stream stream) const {

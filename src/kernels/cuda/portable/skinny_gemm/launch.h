@@ -17,19 +17,18 @@ class SkinnyProducts {
   // Returns true if run() computes such a product.
   static bool serves(const SkinnyGemmParams& params);
   // Enqueues the product. It may start before the preceding kernel in the stream has ended; until
-  // then it reads the weight only. The order of sums, and so the last bits, depend on the tile that
-  // the number of rows chooses.
+  // then it reads the weight only. The order of sums, and so the last bits, depend on the column
+  // and on the tile that the weight chooses, not on the number of rows.
   void run(const SkinnyGemmParams& params, Stream stream) const;
 
-  // Tiles, in the order of the numbers of rows that they serve.
   struct Tile {
-    int32_t max_rows;
     const char* columns;
     const char* rows;
   };
-  static constexpr std::array<Tile, 2> kTiles = {{{4, "16", "8"}, {8, "32", "8"}}};
-  // Returns the tile that run() chooses for up to kTiles.back().max_rows rows.
-  static size_t tile_of(int32_t rows);
+  static constexpr std::array<Tile, 2> kTiles = {{{"16", "8"}, {"32", "8"}}};
+  static constexpr int32_t kMaxRows = 8;
+  // Returns the tile that run() chooses.
+  static size_t tile_of(const SkinnyGemmParams& params);
   // Enqueues the product with a given tile, for measurements.
   void run(const SkinnyGemmParams& params, size_t tile, Stream stream) const;
 
