@@ -82,7 +82,7 @@ def run(backend: str, folder: str, out: str, further: list[str]) -> None:
     if "waits" in result:
         found = result["waits"]
         assert not found["waits"], "the host waits in the builder or in a layer"
-        assert found["ranges"] and found["waits_elsewhere"], "the trace lacks calls"
+        assert found["waits_elsewhere"] and found["ranges"], "the trace lacks calls"
 
 
 if __name__ == "__main__":

@@ -52,19 +52,29 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = tempfile.TemporaryDirectory()
     config.add_cleanup(folder.cleanup)
     # The tests import the name ModelConfig after this.
-    vllm.config.ModelConfig = functools.partial(_model_config, Path(folder.name))
+    vllm.config.ModelConfig = _Models(Path(folder.name))
 
 
-def _model_config(folder: Path, model: str, **options: Any) -> Any:
-    place = folder / model.replace("/", "_")
-    if not place.exists():
-        place.mkdir()
-        shape, changes = _MODELS[model]
-        config = json.loads((_SHAPES / f"{shape}.json").read_text()) | changes
-        config = {key: value for key, value in config.items() if value is not None}
-        (place / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    options.pop("tokenizer", None)
-    return _ModelConfig(model=str(place), skip_tokenizer_init=True, **options)
+class _Models:
+    """Makes a ModelConfig of testdata by the name of a model, and is a type in the annotations of modules that are
+    imported later."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+
+    def __call__(self, model: str, **options: Any) -> Any:
+        place = self._folder / model.replace("/", "_")
+        if not place.exists():
+            place.mkdir()
+            shape, changes = _MODELS[model]
+            config = json.loads((_SHAPES / f"{shape}.json").read_text()) | changes
+            config = {key: value for key, value in config.items() if value is not None}
+            (place / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        options.pop("tokenizer", None)
+        return _ModelConfig(model=str(place), skip_tokenizer_init=True, **options)
+
+    def __or__(self, other: Any) -> Any:
+        return _ModelConfig | other
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -141,9 +151,9 @@ def _make_mla_impl(**options: Any) -> MlaImpl:
 
 
 def _forward_mha(config: VllmConfig, forward: Any, *tensors: Any, **options: Any) -> None:
-    """Gives the test's layer its cache, which vLLM binds to it."""
-    for layer in config.compilation_config.static_forward_context.values():
-        layer.kv_cache = tensors[3]
+    """Gives the test's layer its name and its cache, as vLLM does."""
+    for name, layer in config.compilation_config.static_forward_context.items():
+        layer.layer_name, layer.kv_cache = name, tensors[3]
     forward(*tensors, **options)
 
 
