@@ -175,7 +175,7 @@ std::vector<VerifyRow> verify_model(const VerifyOptions& options) {
   const DeviceInfo device = find_device(options.engine.device);
   const std::string& folder = options.engine.model_path;
   check_argument(!folder.empty(), "model_path is empty");
-  find_model(read_config(folder), folder);
+  find_model(read_config(folder), folder, device.kind);
   const Reference reference = read_reference(folder);
   std::vector<std::string> backends = options.backends;
   if (backends.empty()) {

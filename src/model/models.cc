@@ -57,10 +57,15 @@ JsonObject read_config(const std::string& path) {
   return JsonObject::open((std::filesystem::path(path) / "config.json").string());
 }
 
-const ModelEntry& find_model(const JsonObject& config, const std::string& path) {
+const ModelEntry& find_model(const JsonObject& config, const std::string& path, DeviceKind device) {
   const std::vector<std::string> names = config.texts("architectures");
   for (const ModelEntry& entry : models()) {
-    if (!names.empty() && names[0] == entry.architecture) return entry;
+    if (names.empty() || names[0] != entry.architecture) continue;
+    if (device == DeviceKind::cuda && !entry.not_on_gpus.empty()) {
+      fail(ErrorCode::unsupported, "{}: {} runs on the CPU only: {}", printable(path),
+           entry.architecture, entry.not_on_gpus);
+    }
+    return entry;
   }
   std::string known;
   for (const ModelEntry& entry : models()) {
@@ -80,7 +85,7 @@ std::unique_ptr<Model> load_model(const std::string& path, std::shared_ptr<Model
          printable(path));
   }
   const JsonObject config = read_config(path);
-  const ModelEntry& entry = find_model(config, path);
+  const ModelEntry& entry = find_model(config, path, device->kind());
   if (!random) return entry.load(config, Checkpoint::open(path), std::move(device));
   // Other files next to a config need not belong to it.
   const std::string folder = is_config(path) ? "" : path;
