@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Communicators between GPUs over NVIDIA's NCCL, which is found at run time: FOVEA_NCCL, or
 // libnccl.so.2 of the loader's path. NVLink multicast stays off (NCCL_NVLS_ENABLE=0).
-//
-// This has run over a stand-in of the library only, not on GPUs yet.
 #pragma once
 
 #include <array>

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "fovea/api.h"
 #include "fovea/communicator.h"
@@ -24,19 +25,26 @@ struct ParallelOptions {
   ThreadCommunicatorOptions communicator = {};
 };
 
-// Loads an engine whose ranks are threads of this process. They map the same files, and each reads
-// its own part of the matrices. All ranks schedule the same passes and draw the same tokens, so the
-// text is that of one rank but for the rounding of sums. `threads` and `kv_memory_bytes` of the
-// options are totals, which the ranks divide. Generated weights (random_weights) are made whole on
-// every rank.
+// Loads an engine whose ranks are threads of this process, on the CPU or with a GPU each: those
+// from options.device on. They map the same files, and each reads its own part of the matrices. All
+// ranks schedule the same passes and draw the same tokens, so the text is that of one rank but for
+// the rounding of sums. `threads` and `kv_memory_bytes` of the options are totals, which the ranks
+// divide. On the CPU, generated weights (random_weights) are made whole on every rank. GPUs need
+// NCCL (nccl_communicator.h).
 //
 // A rank that fails or does not come within the communicator's timeout ends the engine: this step()
 // and all later ones throw Error{device_failure} with the reason.
 //
 // Throws as Engine::load(), and Error{invalid_argument} for numbers of ranks by which the model's
-// heads cannot be divided, Error{unsupported} for a device other than the CPU.
+// heads cannot be divided, Error{unsupported} if there are fewer GPUs than ranks or no NCCL, and
+// for context_parallel on GPUs.
 std::unique_ptr<Engine> load_parallel_engine(const EngineOptions& options,
                                              const ParallelOptions& parallel);
+
+// Returns what load_parallel_engine() would do on the first rank, as Engine::plan() does; memory is
+// that of the rank.
+EnginePlan plan_parallel_engine(const EngineOptions& options, const ParallelOptions& parallel,
+                                const std::optional<DeviceInfo>& device = {});
 
 // Loads one rank of such an engine, for ranks of any other kind: processes over MPI, for example.
 // Every rank calls this and then all functions of its engine alike, in the same order, with equal

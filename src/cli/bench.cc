@@ -188,6 +188,7 @@ void add_bench(CLI::App& program) {
   });
   add_bench_engine(*command);
   add_bench_products(*command);
+  add_bench_ranks(*command);
 }
 
 }  // namespace fovea::cli

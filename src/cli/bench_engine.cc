@@ -19,6 +19,7 @@
 #include "cli/bench_engine_report.h"
 #include "cli/commands.h"
 #include "cli/interrupt.h"
+#include "cli/tensor_parallel.h"
 #include "fovea/engine.h"
 #include "fovea/error.h"
 
@@ -29,6 +30,7 @@ using Clock = std::chrono::steady_clock;
 
 struct EngineBenchFlags {
   EngineFlags engine;
+  ParallelOptions parallel;
   std::string output = "md";
   int32_t requests = 8;
   int32_t input_len = 512;
@@ -151,11 +153,12 @@ void run(const EngineBenchFlags& flags) {
   const Clock::time_point start = Clock::now();
   EngineOptions options = flags.engine.parsed();
   options.record_steps = true;
-  const std::unique_ptr<Engine> engine = Engine::load(options);
+  const std::unique_ptr<Engine> engine = load_parallel_engine(options, flags.parallel);
   const double load_seconds = seconds_between(start, Clock::now());
   clear_progress();
   const Measured measured = Run(*engine, make_workload(flags, *engine)).run();
-  nlohmann::ordered_json figures = {{"requests", flags.requests},
+  nlohmann::ordered_json figures = {{"ranks", flags.parallel.tensor_parallel},
+                                    {"requests", flags.requests},
                                     {"input_len", flags.input_len},
                                     {"output_len", flags.output_len},
                                     {"length_sigma", flags.sigma},
@@ -179,6 +182,7 @@ void add_bench_engine(CLI::App& bench) {
       "engine", "measure when a model's tokens arrive, for requests of random tokens");
   add_engine_flags(*command, flags->engine);
   add_choice_flags(*command, flags->engine);
+  add_tensor_parallel(*command, flags->parallel);
   CLI::Validator positive = CLI::Range(1, 1 << 22);
   positive.description("");
   const auto add_number = [&](const char* name, auto& value, const char* what) {

@@ -28,6 +28,7 @@ struct GpuBenchFlags {
 void add_gpu_options(CLI::App& attention, GpuBenchFlags& flags);
 void add_gpu_ceilings(CLI::App& bench);
 void add_bench_products(CLI::App& bench);
+void add_bench_ranks(CLI::App& bench);
 
 // Runs the suite, or only `one_case` if given. Prints Markdown, CSV or JSON according to `output`.
 // The exit code is 1 if an output was wrong.

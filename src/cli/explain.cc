@@ -6,10 +6,10 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <set>
 #include <system_error>
 
 #include "cli/commands.h"
+#include "cli/tensor_parallel.h"
 #include "fovea/error.h"
 #include "fovea/gpu.h"
 #include "fovea/select_backend.h"
@@ -31,6 +31,7 @@ struct ExplainFlags {
   std::optional<std::string> dtype, kv_dtype;  // default from default_dtype()
   std::optional<std::string> kv_layout;        // default from the engine's rules
   std::optional<std::string> decode_backend;   // requires --model
+  ParallelOptions parallel;                    // requires --model
   std::string kind = "mha", scope = "decoder", mask = "none", scale = "none";
   bool json = false;
 
@@ -212,8 +213,10 @@ void explain_model(const CLI::App& command, const ExplainFlags& flags) {
   take("--max-tokens", limits.max_tokens, options.max_batch_tokens);
   take("--max-kv-len", limits.max_kv_len, options.max_context);
   options.batch_invariant = flags.request.spec.batch_invariant;
-  const EnginePlan plan = Engine::plan(options, elsewhere);
+  const EnginePlan plan = plan_parallel_engine(options, flags.parallel, elsewhere);
+  const int32_t ranks = flags.parallel.tensor_parallel;
   if (!flags.json) {
+    if (ranks > 1) fmt::print("each of {} ranks has:\n", ranks);
     fmt::print("{}", plan.explain());
     return;
   }
@@ -225,7 +228,8 @@ void explain_model(const CLI::App& command, const ExplainFlags& flags) {
     if (!group.why_no_graphs.empty()) entry["why_no_graphs"] = group.why_no_graphs;
     groups.push_back(std::move(entry));
   }
-  const nlohmann::ordered_json report{{"groups", std::move(groups)},
+  const nlohmann::ordered_json report{{"ranks", ranks},
+                                      {"groups", std::move(groups)},
                                       {"memory", to_json(plan.memory)},
                                       {"max_context", plan.max_context},
                                       {"wanted_context", plan.wanted_context}};
@@ -234,30 +238,20 @@ void explain_model(const CLI::App& command, const ExplainFlags& flags) {
 
 // A flag that contradicts --model is an error.
 void check_model_flags(const CLI::App& command) {
-  const std::set<std::string> accepted = {"--help",
-                                          "--model",
-                                          "--backend",
-                                          "--decode-backend",
-                                          "--device",
-                                          "--kv-dtype",
-                                          "--kv-scale",
-                                          "--page-size",
-                                          "--batch-invariant",
-                                          "--prefix-levels",
-                                          "--max-requests",
-                                          "--max-tokens",
-                                          "--max-kv-len",
-                                          "--json",
-                                          "--random-weights",
-                                          "--kv-memory",
-                                          "--multiprocessors",
-                                          "--workspace-budget"};
+  const std::string accepted =
+      " --help --model --backend --decode-backend --device --kv-dtype --kv-scale --page-size "
+      "--batch-invariant "
+      "--prefix-levels --max-requests --max-tokens --max-kv-len --json --random-weights "
+      "--kv-memory "
+      "--tp --dcp --multiprocessors --workspace-budget ";
   for (const CLI::Option* option : command.get_options()) {
-    if (option->count() == 0 || accepted.contains("--" + option->get_lnames().front())) continue;
+    if (option->count() == 0) continue;
+    const std::string name = option->get_lnames().front();
+    if (accepted.find(" --" + name + " ") != accepted.npos) continue;
     throw Error(
         ErrorCode::invalid_argument,
         fmt::format("--{} does not go with --model: layers are the model's, batches the engine's",
-                    option->get_lnames().front()));
+                    name));
   }
 }
 
@@ -270,7 +264,8 @@ void run(const CLI::App& command, ExplainFlags& flags) {
     explain_model(command, flags);
     return;
   }
-  for (const char* option : {"--decode-backend", "--random-weights", "--kv-memory"}) {
+  for (const char* option :
+       {"--decode-backend", "--random-weights", "--kv-memory", "--tp", "--dcp"}) {
     if (command.get_option(option)->count() == 0) continue;
     throw Error(ErrorCode::invalid_argument, fmt::format("{} needs --model", option));
   }
@@ -373,6 +368,7 @@ void add_explain(CLI::App& program) {
   positive.description("");  // hides the range in the help
   command->add_option("--model", flags->model, "explain the layer groups of a checkpoint instead");
   add_random_weights(*command, flags->random_weights);
+  add_tensor_parallel(*command, flags->parallel);
   command->add_option(
       "--kv-memory", flags->kv_memory,
       "with --model: budget of all caches; default half of the device's free memory");

@@ -9,8 +9,9 @@ namespace fovea::cli {
 
 inline void add_tensor_parallel(CLI::App& command, ParallelOptions& options) {
   command
-      .add_option("--tp", options.tensor_parallel,
-                  "ranks that share the model, threads of this process; on a CPU")
+      .add_option(
+          "--tp", options.tensor_parallel,
+          "ranks that share the model, threads of this process with a GPU each, or on the CPU")
       ->capture_default_str();
   command
       .add_option("--dcp", options.context_parallel,

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fovea/nccl_communicator.h"
 
-#include <mutex>
+#include <chrono>
+#include <future>
 #include <optional>
+#include <thread>
+#include <utility>
 
 #include "core/check.h"
 #include "core/check_device.h"
@@ -103,6 +106,19 @@ void set_collectives(CommunicatorFunctions& table) {
   table.barrier = [](void* context, Stream stream) { return ranks_of(context).barrier(stream); };
 }
 
+// ncclCommAbort ends waiting kernels at once, but returns only when all graphs with calls of the
+// communicator are destroyed, for which the caller may have to go on first.
+void abort_meanwhile(std::shared_ptr<const Library> calls, nccl::Comm comm) {
+  constexpr std::chrono::seconds kUsual{1};
+  std::promise<void> ended;
+  const std::future<void> end = ended.get_future();
+  std::thread([calls = std::move(calls), comm, ended = std::move(ended)]() mutable {
+    calls->abort(comm);
+    ended.set_value();
+  }).detach();
+  end.wait_for(kUsual);
+}
+
 void set_errors(CommunicatorFunctions& table) {
   table.async_error = [](void* context) {
     const NcclRanks& own = ranks_of(context);
@@ -114,7 +130,7 @@ void set_errors(CommunicatorFunctions& table) {
   // A caller's ncclComm_t stays valid: its owner aborts it.
   table.abort = [](void* context) {
     NcclRanks& own = ranks_of(context);
-    if (own.owned) own.calls->abort(own.comm);
+    if (own.owned) abort_meanwhile(own.calls, own.comm);
     own.aborted = true;
   };
   table.describe = [](void* context, int error) {

@@ -21,6 +21,7 @@
 #include "core/check.h"
 #include "engine/cuda_batch.h"
 #include "engine/graph_sizes.h"
+#include "engine/wait_for_pass.h"
 #include "fovea/pass_addresses.h"
 
 namespace fovea {
@@ -30,7 +31,7 @@ class CudaModelRunner final : public ModelRunner {
  public:
   CudaModelRunner(ReservedModel model, CacheSet& caches, const SharedPrefixes& prefixes,
                   const ModelRunnerOptions& options);
-  ~CudaModelRunner() override { abandon(); }
+  ~CudaModelRunner() override;
   void enqueue(std::span<const PassPart> parts) override;
   PassTimes collect(std::span<float> logits, std::span<int32_t> drawn) override;
   void abandon() override;
@@ -53,6 +54,7 @@ class CudaModelRunner final : public ModelRunner {
   };
 
   void warm_up();
+  void run_first(const PassSize& size);
   void capture(const PassSize& size);
   void capture_all();
   void enqueue(const PassSize& size);
@@ -71,7 +73,8 @@ class CudaModelRunner final : public ModelRunner {
   PassTimes times_of(size_t place);
   void read_logits(std::span<float> logits);
 
-  Stream stream() const { return model_.model().device().stream(); }
+  ModelDevice& device() const { return model_.model().device(); }
+  Stream stream() const { return device().stream(); }
   int32_t vocabulary() const { return model_.model().info().vocabulary; }
 
   ReservedModel model_;
@@ -120,6 +123,15 @@ CudaModelRunner::CudaModelRunner(ReservedModel model, CacheSet& caches,
   start_clock();
 }
 
+// Model and caches are there while the pass ends and memory is freed.
+CudaModelRunner::~CudaModelRunner() {
+  abandon();
+  try {
+    device().bind();
+  } catch (const Error&) {  // the driver has failed, and so will all that follows
+  }
+}
+
 // Runs passes of every power of two of rows over the empty requests that the arrays begin with.
 // Libraries choose, load and allocate when an operation first runs at a size; this happens here.
 void CudaModelRunner::warm_up() {
@@ -127,10 +139,24 @@ void CudaModelRunner::warm_up() {
     PassSize size;
     size.requests = 1;
     size.tokens = size.logit_rows = std::min(rows, limits_.max_tokens);
-    enqueue(size);
-    gpu::synchronize(stream());
+    run_first(size);
     if (rows >= limits_.max_tokens) return;
   }
+}
+
+// Ranks wait for one another in a pass. None may load or allocate meanwhile, because the driver may
+// wait for all GPUs then.
+void CudaModelRunner::run_first(const PassSize& size) {
+  if (device().ranks() != nullptr) {
+    device().rehearse(true);
+    enqueue(size);
+    gpu::synchronize(stream());
+    device().rehearse(false);
+    device().meet_ranks();
+  }
+  enqueue(size);
+  gpu::synchronize(stream());
+  device().meet_ranks();
 }
 
 PassSize CudaModelRunner::size_of_graph(int32_t requests, int32_t q_len, int32_t kv_len,
@@ -150,14 +176,15 @@ PassSize CudaModelRunner::size_of_graph(int32_t requests, int32_t q_len, int32_t
 // Runs the pass once eagerly, so that nothing is chosen or allocated during the capture, and
 // replays the graph once, so that no request waits for its upload to the device.
 void CudaModelRunner::capture(const PassSize& size) {
-  enqueue(size);
-  gpu::synchronize(stream());
+  run_first(size);
   const size_t free = gpu::free_bytes();
   Captured captured;
   captured.graph = gpu::Graph::capture(stream(), [&](Stream) { enqueue(size); });
   captured.addresses = addresses(size);
+  device().meet_ranks();
   captured.graph.launch(stream());
   gpu::synchronize(stream());
+  device().meet_ranks();
   stats_.memory.graphs += free - std::min(free, gpu::free_bytes());
   graphs_[{size.requests, size.max_q_len, size.max_kv_len, size.shares_prefixes}] =
       std::move(captured);
@@ -226,10 +253,12 @@ void CudaModelRunner::enqueue(std::span<const PassPart> parts) {
   check_argument(!parts.empty(), "a pass has no parts");
   check_argument(in_flight_.size() < 2, "{} passes are in flight, the limit is 2",
                  in_flight_.size());
+  device().bind();
   const PassSize filled = batch_.fill(parts, caches_.table());
   try {
     launch(prepare(parts, filled), parts);
-  } catch (...) {
+  } catch (const std::exception& error) {
+    device().end_ranks(error.what());
     try {
       gpu::synchronize(stream());  // the pass may read its place of the ring
     } catch (const Error&) {       // the first error says more
@@ -270,7 +299,8 @@ PassTimes CudaModelRunner::collect(std::span<float> logits, std::span<int32_t> d
                                                          static_cast<size_t>(vocabulary())),
                  "logits holds {} floats, must hold {} rows of {} of the last pass", logits.size(),
                  flight.logit_rows, vocabulary());
-  flight.end.wait();
+  device().bind();
+  wait_for_pass(device(), flight.end);
   bool all = true;
   for (size_t i = 0; i < drawn.size(); ++i) {
     drawn[i] = flight.draws[i].is_drawn ? batch_.drawn(place, i) : -1;
@@ -301,6 +331,7 @@ void CudaModelRunner::abandon() {
   if (in_flight_.empty()) return;
   in_flight_.clear();
   try {
+    device().bind();
     gpu::synchronize(stream());
     start_clock();
   } catch (const Error&) {

@@ -37,7 +37,16 @@ std::shared_ptr<ModelDevice> make_model_device(const EngineOptions& options,
   if (device.kind == DeviceKind::cpu) return make_host_device(threads, ranks);
   return make_cuda_device({.index = device.index,
                            .max_rows = options.max_batch_tokens,
-                           .row_invariant = options.batch_invariant});
+                           .row_invariant = options.batch_invariant,
+                           .ranks = ranks});
+}
+
+// Returns the free bytes of the rank that has the fewest, because all need the same caches.
+size_t free_bytes_of_all(size_t own, const ModelRanks& ranks) {
+  if (ranks.host == nullptr) return own;
+  int64_t value = -static_cast<int64_t>(own);
+  ranks.host->all_reduce(&value, &value, 1, DType::i64, ReduceOp::max);
+  return static_cast<size_t>(-value);
 }
 
 // Requests of token ids need no tokenizer, so an unreadable one is not an error yet.
@@ -86,7 +95,8 @@ std::unique_ptr<Engine> load_checked(const EngineOptions& given, const ModelRank
   }
 
   const ModelInfo& info = model->info();
-  const size_t free_bytes = options.kv_memory_bytes > 0 ? 0 : free_memory(device.device());
+  const size_t free_bytes =
+      options.kv_memory_bytes > 0 ? 0 : free_bytes_of_all(free_memory(device.device()), ranks);
   if (draft) divide_budget(info, free_bytes, options, *draft);
   SizedEngine sized = size_engine(options, info, device, free_bytes);
   const int32_t logit_rows = sized.logit_rows();

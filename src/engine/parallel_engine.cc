@@ -13,6 +13,7 @@
 #include "engine/generate.h"
 #include "engine/load_engine.h"
 #include "engine/plan_engine.h"
+#include "engine/rank_links.h"
 #include "engine/rank_threads.h"
 #include "fovea/gpu.h"
 
@@ -23,16 +24,28 @@ constexpr int32_t kMaxRanks = 64;
 
 class ParallelEngine final : public Engine {
  public:
-  ParallelEngine(const EngineOptions& options, const ParallelOptions& parallel)
-      : made_weights_(options.random_weights.has_value()),
-        communicators_(make_thread_communicators(parallel.tensor_parallel, parallel.communicator)),
-        threads_(parallel.tensor_parallel) {
-    for (const auto& communicator : communicators_) {
-      ranks_.push_back(load_engine(options, {communicator.get(), parallel.context_parallel > 1}));
-    }
+  // gpus: those of the ranks, or empty.
+  ParallelEngine(const EngineOptions& options, const ParallelOptions& parallel,
+                 const std::vector<int>& gpus)
+      : owns_weights_(options.random_weights.has_value() || !gpus.empty()),
+        threads_(parallel.tensor_parallel, !gpus.empty()),
+        links_(threads_, gpus, parallel.communicator),
+        ranks_(index(parallel.tensor_parallel)) {
+    threads_.run([&](int rank) {
+      EngineOptions own = options;
+      if (!gpus.empty()) own.device = fmt::format("cuda:{}", gpus[index(rank)]);
+      try {
+        ranks_[index(rank)] = load_engine(own, links_.of(rank, parallel.context_parallel > 1));
+      } catch (const std::exception& error) {
+        links_.abort(error.what());
+        throw;
+      }
+    });
   }
-  // Ends calls that wait before the engines and the communicators go.
-  ~ParallelEngine() override { communicators_[0]->abort("the engine is destroyed"); }
+  // A rank's objects go on its own thread. No pass is in flight outside of a call.
+  ~ParallelEngine() override {
+    threads_.run([this](int rank) { ranks_[index(rank)].reset(); });
+  }
 
   int64_t add(const GenerateRequest& request) override {
     throw_if_failed();
@@ -109,13 +122,13 @@ class ParallelEngine final : public Engine {
   bool has_text() const override { return first().has_text(); }
   std::span<const GroupSelection> selections() const override { return first().selections(); }
 
-  // Memory is that of all ranks together; weights of files are mapped once.
+  // Memory is that of all ranks together; weights of files are mapped once on the CPU.
   const EngineStats& stats() const override {
     stats_ = first().stats();
     for (size_t rank = 1; rank < ranks_.size(); ++rank) {
       const EngineMemory& other = ranks_[rank]->stats().memory;
       EngineMemory& sum = stats_.memory;
-      if (made_weights_) sum.weights += other.weights;
+      if (owns_weights_) sum.weights += other.weights;
       sum.caches += other.caches;
       sum.activations += other.activations;
       sum.positions += other.positions;
@@ -123,6 +136,7 @@ class ParallelEngine final : public Engine {
       sum.logits += other.logits;
       sum.products += other.products;
       sum.batch += other.batch;
+      sum.graphs += other.graphs;
       sum.drafter += other.drafter;
     }
     return stats_;
@@ -132,8 +146,8 @@ class ParallelEngine final : public Engine {
     return first().take_step_records();
   }
   std::string explain() const override {
-    return fmt::format("tensor parallelism over {} ranks, threads of this process; each has:\n{}",
-                       ranks_.size(), first().explain());
+    return fmt::format("tensor parallelism over {} ranks, {}; each has:\n{}", ranks_.size(),
+                       links_.explain(), first().explain());
   }
 
  private:
@@ -149,7 +163,7 @@ class ParallelEngine final : public Engine {
     if (failure_) fail(ErrorCode::device_failure, "{}", *failure_);
   }
   void fail_engine(std::string reason) {
-    communicators_[0]->abort(reason);
+    links_.abort(reason);
     if (!failure_) failure_ = std::move(reason);
   }
 
@@ -161,8 +175,7 @@ class ParallelEngine final : public Engine {
         try {
           body(rank);
         } catch (const std::exception& error) {
-          communicators_[index(rank)]->abort(
-              fmt::format("{}: rank {} failed: {}", call, rank, error.what()));
+          links_.abort(fmt::format("{}: rank {} failed: {}", call, rank, error.what()));
           throw;
         }
       });
@@ -175,7 +188,7 @@ class ParallelEngine final : public Engine {
   // The communicator keeps the reason that came first, of whichever rank.
   void name_first_failure() {
     try {
-      communicators_[0]->check();
+      links_.check();
     } catch (const Error& error) {
       failure_ = error.what();
     }
@@ -194,30 +207,77 @@ class ParallelEngine final : public Engine {
     }
   }
 
-  const bool made_weights_;
-  const std::vector<std::unique_ptr<Communicator>> communicators_;
-  std::vector<std::unique_ptr<Engine>> ranks_;
+  const bool owns_weights_;
   RankThreads threads_;
+  RankLinks links_;
+  std::vector<std::unique_ptr<Engine>> ranks_;
   int64_t next_id_ = 1;
   std::vector<TokenEvent> events_;  // kept by generate(), not yet returned by step()
   std::optional<std::string> failure_;
   mutable EngineStats stats_;
 };
 
-DeviceInfo check_ranks(const EngineOptions& options, int ranks) {
-  const DeviceInfo device = find_device(options.device);
-  if (device.kind != DeviceKind::cpu && ranks > 1) {
-    fail(ErrorCode::unsupported,
-         "the model has {} ranks, device is {}: models are distributed on the CPU only", ranks,
-         options.device);
-  }
+void check_speculation(const EngineOptions& options, int ranks) {
   if (ranks > 1 && !options.speculate.empty() && !options.always_speculate) {
     fail(ErrorCode::unsupported,
          "speculate is {}, tensor_parallel is {}: ranks would measure different steps and choose "
          "different drafts; set always_speculate",
          options.speculate, ranks);
   }
-  return device;
+}
+
+void check_parallel(const EngineOptions& options, const ParallelOptions& parallel) {
+  const int32_t ranks = parallel.tensor_parallel, contexts = parallel.context_parallel;
+  check_argument(ranks >= 1 && ranks <= kMaxRanks, "tensor_parallel is {}, must be in [1, {}]",
+                 ranks, kMaxRanks);
+  check_argument(contexts == 1 || contexts == ranks,
+                 "context_parallel is {}, must be 1 or as tensor_parallel, {}", contexts, ranks);
+  check_engine_options(options);
+  check_speculation(options, ranks);
+}
+
+// The ranks divide threads and memory. Without a budget, ranks on GPUs agree on half of what the
+// fullest one has free.
+EngineOptions options_of_rank(const EngineOptions& options, const ParallelOptions& parallel,
+                              const DeviceInfo& device) {
+  EngineOptions of_rank = options;
+  const int ranks = parallel.tensor_parallel;
+  const int threads = options.threads > 0 ? options.threads : available_cores();
+  of_rank.threads = std::max(1, threads / ranks);
+  of_rank.page_size *= parallel.context_parallel;
+  size_t budget = options.kv_memory_bytes;
+  if (budget == 0 && device.kind == DeviceKind::cpu) budget = free_memory(device.device()) / 2;
+  if (budget > 0) {
+    of_rank.kv_memory_bytes = std::max<size_t>(1, budget / static_cast<size_t>(ranks));
+  }
+  return of_rank;
+}
+
+// Throws Error{unsupported} naming what ranks on GPUs cannot do yet.
+void check_device(const DeviceInfo& device, bool share_contexts, const EngineOptions& options) {
+  if (device.kind == DeviceKind::cpu) return;
+  if (share_contexts) {
+    fail(ErrorCode::unsupported,
+         "context_parallel is more than 1, device is a GPU: ranks share contexts on the CPU only");
+  }
+  if (!options.speculate.empty()) {
+    fail(ErrorCode::unsupported,
+         "speculate is {}, device is a GPU: ranks speculate on the CPU only", options.speculate);
+  }
+}
+
+// Returns the GPU of each rank, from `device` on; empty for the CPU.
+std::vector<int> gpus_of(const DeviceInfo& device, int ranks) {
+  std::vector<int> gpus;
+  if (device.kind == DeviceKind::cpu) return gpus;
+  const auto there = static_cast<int>(gpu_devices().size());
+  if (device.index + ranks > there) {
+    fail(ErrorCode::unsupported,
+         "tensor_parallel is {}, but from GPU {} on there are {}: each rank needs one of its own",
+         ranks, device.index, there - device.index);
+  }
+  for (int rank = 0; rank < ranks; ++rank) gpus.push_back(device.index + rank);
+  return gpus;
 }
 
 }  // namespace
@@ -225,7 +285,11 @@ DeviceInfo check_ranks(const EngineOptions& options, int ranks) {
 std::unique_ptr<Engine> load_engine_rank(const EngineOptions& options, Communicator& ranks,
                                          bool share_contexts) {
   check_engine_options(options);
-  check_ranks(options, ranks.size());
+  check_speculation(options, ranks.size());
+  const DeviceInfo device = find_device(options.device);
+  check_argument(ranks.device() == device.kind, "device is {}, but the ranks communicate on {}",
+                 options.device, ranks.device() == DeviceKind::cpu ? "the CPU" : "GPUs");
+  check_device(device, share_contexts, options);
   check_argument(options.kv_memory_bytes > 0,
                  "kv_memory_bytes is 0, must be given: all ranks need the same caches");
   EngineOptions of_rank = options;
@@ -235,23 +299,25 @@ std::unique_ptr<Engine> load_engine_rank(const EngineOptions& options, Communica
 
 std::unique_ptr<Engine> load_parallel_engine(const EngineOptions& options,
                                              const ParallelOptions& parallel) {
-  const int32_t ranks = parallel.tensor_parallel;
-  check_argument(ranks >= 1 && ranks <= kMaxRanks, "tensor_parallel is {}, must be in [1, {}]",
-                 ranks, kMaxRanks);
-  const int32_t contexts = parallel.context_parallel;
-  check_argument(contexts == 1 || contexts == ranks,
-                 "context_parallel is {}, must be 1 or as tensor_parallel, {}", contexts, ranks);
-  check_engine_options(options);
-  const DeviceInfo device = check_ranks(options, ranks);
-  if (ranks == 1) return Engine::load(options);
-  EngineOptions of_rank = options;
-  const int threads = options.threads > 0 ? options.threads : available_cores();
-  of_rank.threads = std::max(1, threads / ranks);
-  of_rank.page_size *= contexts;
-  const size_t budget =
-      options.kv_memory_bytes > 0 ? options.kv_memory_bytes : free_memory(device.device()) / 2;
-  of_rank.kv_memory_bytes = std::max<size_t>(1, budget / static_cast<size_t>(ranks));
-  return std::make_unique<ParallelEngine>(of_rank, parallel);
+  check_parallel(options, parallel);
+  const DeviceInfo device = find_device(options.device);
+  if (parallel.tensor_parallel == 1) return Engine::load(options);
+  check_device(device, parallel.context_parallel > 1, options);
+  const std::vector<int> gpus = gpus_of(device, parallel.tensor_parallel);
+  return std::make_unique<ParallelEngine>(options_of_rank(options, parallel, device), parallel,
+                                          gpus);
+}
+
+EnginePlan plan_parallel_engine(const EngineOptions& options, const ParallelOptions& parallel,
+                                const std::optional<DeviceInfo>& wanted) {
+  check_parallel(options, parallel);
+  if (parallel.tensor_parallel == 1) return Engine::plan(options, wanted);
+  const DeviceInfo device = wanted ? *wanted : find_device(options.device);
+  check_device(device, parallel.context_parallel > 1, options);
+  if (!wanted) (void)gpus_of(device, parallel.tensor_parallel);
+  const auto ranks = make_thread_communicators(parallel.tensor_parallel);
+  return plan_rank(options_of_rank(options, parallel, device), wanted,
+                   {ranks[0].get(), parallel.context_parallel > 1});
 }
 
 }  // namespace fovea

@@ -227,6 +227,11 @@ EngineMemory planned_memory(const Model& model, const SizedEngine& sized, int th
 }
 
 EnginePlan Engine::plan(const EngineOptions& given, const std::optional<DeviceInfo>& wanted) {
+  return plan_rank(given, wanted, {});
+}
+
+EnginePlan plan_rank(const EngineOptions& given, const std::optional<DeviceInfo>& wanted,
+                     const ModelRanks& ranks) {
   check_engine_options(given);
   check_argument(!wanted || given.kv_memory_bytes > 0,
                  "kv_memory_bytes is 0, must be given for {}: the default is half of the device's "
@@ -242,7 +247,7 @@ EnginePlan Engine::plan(const EngineOptions& given, const std::optional<DeviceIn
   DeviceInfo device = wanted ? *wanted : find_device(options.device);
   if (device.kind == DeviceKind::cpu) device.cores = threads.size();
   const std::unique_ptr<Model> model =
-      load_model_of(options, make_counting_device(device), threads);
+      load_model_of(options, make_counting_device(device, ranks), threads);
   std::optional<DraftModel> draft;
   if (has_draft_model(options)) {
     draft = load_draft_model(options, make_counting_device(device), threads);

@@ -25,6 +25,11 @@ inline constexpr std::string_view kOraclePrefix = "oracle:";
 // Error{invalid_argument} if it is not a number in [1, max_drafts + 1].
 std::optional<double> oracle_length(const EngineOptions& options);
 
+// Does what Engine::plan() does for the model's part of the communicator's rank, which never
+// communicates. If ranks share contexts, options.page_size counts the tokens of a page on all.
+EnginePlan plan_rank(const EngineOptions& options, const std::optional<DeviceInfo>& device,
+                     const ModelRanks& ranks);
+
 // Throws Error{invalid_argument} naming the option, its value and the limit.
 void check_engine_options(const EngineOptions& options);
 

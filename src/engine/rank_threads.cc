@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/rank_threads.h"
 
+#include <chrono>
 #include <system_error>
 
 #include "core/check.h"
 
 namespace fovea {
 
-RankThreads::RankThreads(int ranks) : thrown_(static_cast<size_t>(ranks)) {
+RankThreads::RankThreads(int ranks, bool spin) : spins_(spin), thrown_(static_cast<size_t>(ranks)) {
   try {
     for (int rank = 1; rank < ranks; ++rank) threads_.emplace_back([this, rank] { serve(rank); });
   } catch (const std::system_error&) {
@@ -47,6 +48,7 @@ void RankThreads::run(const std::function<void(int rank)>& body) {
   } catch (...) {
     thrown = std::current_exception();
   }
+  spin_until([&] { return running_.load() == 0; });
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return running_ == 0; });
   if (thrown) std::rethrow_exception(thrown);
@@ -55,9 +57,18 @@ void RankThreads::run(const std::function<void(int rank)>& body) {
   }
 }
 
+template <typename Condition>
+void RankThreads::spin_until(const Condition& condition) const {
+  using Clock = std::chrono::steady_clock;
+  if (!spins_) return;
+  const Clock::time_point end = Clock::now() + std::chrono::milliseconds(1);
+  while (!condition() && Clock::now() < end) continue;
+}
+
 void RankThreads::serve(int rank) {
   int64_t served = 0;
   while (true) {
+    spin_until([&] { return round_.load() != served; });
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return stopping_ || round_ != served; });
     if (stopping_) return;

@@ -2,6 +2,7 @@
 // The threads of the ranks of one process.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
@@ -15,7 +16,8 @@ namespace fovea {
 // Rank 0 runs on the calling thread, the others on threads that live as long as this object.
 class RankThreads {
  public:
-  explicit RankThreads(int ranks);
+  // Threads that spin begin and end a run sooner, and take their core for a millisecond after it.
+  explicit RankThreads(int ranks, bool spin = false);
   ~RankThreads();
   RankThreads(const RankThreads&) = delete;
   RankThreads& operator=(const RankThreads&) = delete;
@@ -27,13 +29,17 @@ class RankThreads {
 
  private:
   void serve(int rank);
+  template <typename Condition>
+  void spin_until(const Condition& condition) const;
 
   std::mutex mutex_;
   std::condition_variable changed_;
   const std::function<void(int)>* body_ = nullptr;  // argument of the current run()
-  int64_t round_ = 0;
-  int running_ = 0;
+  // Written with the mutex; spinning threads read them without.
+  std::atomic<int64_t> round_ = 0;
+  std::atomic<int> running_ = 0;
   bool stopping_ = false;
+  const bool spins_;
   std::vector<std::exception_ptr> thrown_;  // [ranks]
   std::vector<std::thread> threads_;
 };

@@ -32,6 +32,8 @@ using CUgraphExec = CUgraphExec_st*;
 
 inline constexpr CUresult kCudaSuccess = 0;
 inline constexpr CUresult kCudaErrorOutOfMemory = 2;
+inline constexpr CUresult kCudaErrorNotReady = 600;
+inline constexpr CUresult kCudaErrorPeerAccessAlreadyEnabled = 704;
 
 enum CUdevice_attribute : int {
   kAttributeMultiprocessorCount = 16,
@@ -47,7 +49,27 @@ enum CUfunction_attribute : int {
 enum CUstreamCaptureMode : int { kCaptureModeThreadLocal = 1 };
 enum CUstreamCaptureStatus : int { kCaptureStatusNone = 0 };
 enum CUevent_flags : unsigned { kEventDefault = 0 };
+enum CUhost_flags : unsigned { kHostPortable = 1 };  // page-locked for all contexts
+enum CUmemorytype : unsigned { kMemoryDevice = 2 };
 enum CUstream_flags : unsigned { kStreamNonBlocking = 1 };
+
+// A copy of a rectangle.
+struct CUmemcpy2D {
+  size_t from_x, from_y;  // bytes, rows
+  CUmemorytype from_type;
+  const void* from_host;
+  CUdeviceptr from;
+  void* from_array;
+  size_t from_pitch;  // bytes between rows
+  size_t to_x, to_y;
+  CUmemorytype to_type;
+  void* to_host;
+  CUdeviceptr to;
+  void* to_array;
+  size_t to_pitch;
+  size_t width, height;  // bytes, rows
+};
+static_assert(sizeof(CUmemcpy2D) == 128);
 
 // Launch attributes form a tagged union of 64 bytes.
 enum CUlaunchAttributeID : int {

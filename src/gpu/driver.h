@@ -24,6 +24,8 @@ namespace fovea::gpu {
   X(context_retain, "cuDevicePrimaryCtxRetain", (CUcontext*, CUdevice))                            \
   X(context_release, "cuDevicePrimaryCtxRelease_v2", (CUdevice))                                   \
   X(context_set, "cuCtxSetCurrent", (CUcontext))                                                   \
+  X(can_access_peer, "cuDeviceCanAccessPeer", (int*, CUdevice, CUdevice))                          \
+  X(enable_peer, "cuCtxEnablePeerAccess", (CUcontext, unsigned))                                   \
   X(memory_info, "cuMemGetInfo_v2", (size_t*, size_t*))                                            \
   X(memory_allocate, "cuMemAlloc_v2", (CUdeviceptr*, size_t))                                      \
   X(memory_free, "cuMemFree_v2", (CUdeviceptr))                                                    \
@@ -32,6 +34,7 @@ namespace fovea::gpu {
   X(copy_to_device, "cuMemcpyHtoDAsync_v2", (CUdeviceptr, const void*, size_t, Stream))            \
   X(copy_to_host, "cuMemcpyDtoHAsync_v2", (void*, CUdeviceptr, size_t, Stream))                    \
   X(copy_on_device, "cuMemcpyDtoDAsync_v2", (CUdeviceptr, CUdeviceptr, size_t, Stream))            \
+  X(copy_rectangle, "cuMemcpy2DAsync_v2", (const CUmemcpy2D*, Stream))                             \
   X(fill_bytes, "cuMemsetD8Async", (CUdeviceptr, unsigned char, size_t, Stream))                   \
   X(fill_words, "cuMemsetD32Async", (CUdeviceptr, unsigned, size_t, Stream))                       \
   X(stream_create, "cuStreamCreate", (Stream*, unsigned))                                          \
@@ -51,6 +54,7 @@ namespace fovea::gpu {
   X(graph_destroy, "cuGraphDestroy", (CUgraph))                                                    \
   X(event_create, "cuEventCreate", (CUevent*, unsigned))                                           \
   X(event_record, "cuEventRecord", (CUevent, Stream))                                              \
+  X(event_query, "cuEventQuery", (CUevent))                                                        \
   X(event_synchronize, "cuEventSynchronize", (CUevent))                                            \
   X(event_elapsed, "cuEventElapsedTime", (float*, CUevent, CUevent))                               \
   X(event_destroy, "cuEventDestroy_v2", (CUevent))                                                 \

@@ -69,6 +69,18 @@ size_t Context::free_bytes() const {
   return gpu::free_bytes();
 }
 
+bool Context::can_access(const Context& other) const {
+  int can = 0;
+  check(driver().can_access_peer(&can, device_, other.device_), "cuDeviceCanAccessPeer");
+  return can != 0;
+}
+
+void Context::allow_access_to(const Context& other) const {
+  bind();
+  const CUresult result = driver().enable_peer(other.context_, 0);
+  if (result != kCudaErrorPeerAccessAlreadyEnabled) check(result, "cuCtxEnablePeerAccess");
+}
+
 DeviceBuffer::DeviceBuffer(size_t bytes) : bytes_(bytes) {
   if (bytes == 0) return;
   CUdeviceptr address = 0;
@@ -89,7 +101,7 @@ void DeviceBuffer::Free::operator()(void* data) const { driver().memory_free(add
 PinnedBuffer::PinnedBuffer(size_t bytes) : bytes_(bytes) {
   if (bytes == 0) return;
   void* data = nullptr;
-  check(driver().host_allocate(&data, bytes, 0), "cuMemHostAlloc");
+  check(driver().host_allocate(&data, bytes, kHostPortable), "cuMemHostAlloc");
   data_.reset(data);
 }
 
@@ -109,6 +121,20 @@ void copy_on_device(void* to, const void* from, size_t bytes, Stream stream) {
     check(driver().copy_on_device(address_of(to), address_of(from), bytes, stream),
           "cuMemcpyDtoDAsync");
   }
+}
+
+void copy_rows_on_device(void* to, const void* from, RowPitches pitches, size_t width, size_t rows,
+                         Stream stream) {
+  if (width == 0 || rows == 0) return;
+  CUmemcpy2D copy{};
+  copy.from_type = copy.to_type = kMemoryDevice;
+  copy.from = address_of(from);
+  copy.from_pitch = pitches.from;
+  copy.to = address_of(to);
+  copy.to_pitch = pitches.to;
+  copy.width = width;
+  copy.height = rows;
+  check(driver().copy_rectangle(&copy, stream), "cuMemcpy2DAsync");
 }
 
 void fill_bytes(void* to, uint8_t value, size_t bytes, Stream stream) {
@@ -145,6 +171,12 @@ Event::Event() {
 }
 void Event::record(Stream stream) {
   check(driver().event_record(event_.get(), stream), "cuEventRecord");
+}
+bool Event::reached() const {
+  const CUresult result = driver().event_query(event_.get());
+  if (result == kCudaErrorNotReady) return false;
+  check(result, "cuEventQuery");
+  return true;
 }
 void Event::wait() const { check(driver().event_synchronize(event_.get()), "cuEventSynchronize"); }
 float Event::milliseconds_since(const Event& start) const {

@@ -41,6 +41,11 @@ class Context {
   const DeviceInfo& info() const { return info_; }
   size_t free_bytes() const;
 
+  // Returns true if kernels of this device can access memory of the other one.
+  bool can_access(const Context& other) const;
+  // Lets them; requires can_access(). Binds this context.
+  void allow_access_to(const Context& other) const;
+
  private:
   CUdevice device_ = 0;
   CUcontext context_ = nullptr;
@@ -73,7 +78,7 @@ class DeviceBuffer {
   size_t bytes_ = 0;
 };
 
-// Page-locked host memory, which allows asynchronous copies.
+// Page-locked host memory, which allows asynchronous copies and accesses by kernels of all GPUs.
 class PinnedBuffer {
  public:
   PinnedBuffer() = default;
@@ -97,6 +102,12 @@ class PinnedBuffer {
 void copy_to_device(void* to, const void* from, size_t bytes, Stream stream);
 void copy_to_host(void* to, const void* from, size_t bytes, Stream stream);
 void copy_on_device(void* to, const void* from, size_t bytes, Stream stream);
+// Copies `rows` rows of `width` bytes, which are from_pitch and to_pitch bytes apart.
+struct RowPitches {
+  size_t from = 0, to = 0;
+};
+void copy_rows_on_device(void* to, const void* from, RowPitches pitches, size_t width, size_t rows,
+                         Stream stream);
 void fill_bytes(void* to, uint8_t value, size_t bytes, Stream stream);
 void fill_floats(float* to, float value, size_t count, Stream stream);
 void synchronize(Stream stream);
@@ -125,6 +136,7 @@ class Event {
 
   void record(Stream stream);
   void wait() const;                                   // blocks the caller
+  bool reached() const;                                // true, too, before the first record()
   float milliseconds_since(const Event& start) const;  // both events must be recorded and reached
 
  private:

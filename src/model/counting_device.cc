@@ -34,13 +34,16 @@ class CountedExperts final : public Experts {
 
 class CountingDevice final : public ModelDevice {
  public:
-  explicit CountingDevice(const DeviceInfo& device) : device_(device) {}
+  CountingDevice(const DeviceInfo& device, const ModelRanks& ranks)
+      : device_(device), ranks_(ranks) {}
 
   DeviceKind kind() const override { return device_.kind; }
   int sm() const override { return device_.sm; }
   ThreadPool* threads() const override { return nullptr; }
   Stream stream() const override { return nullptr; }
   DType activation_dtype() const override { return on_gpu() ? DType::bf16 : DType::f32; }
+  Communicator* ranks() const override { return ranks_.communicator; }
+  bool shares_contexts() const override { return ranks_.share_contexts; }
 
   const std::byte* place(const StoredTensor& tensor, std::string_view name) override {
     if (on_gpu()) check_cuda_matrix(tensor, name);
@@ -52,12 +55,27 @@ class CountingDevice final : public ModelDevice {
   }
   const std::byte* place_joined(std::span<const StoredTensor* const> tensors,
                                 std::string_view name) override {
-    if (!on_gpu()) return nullptr;
+    if (!on_gpu() || ranks() != nullptr) return nullptr;
     for (const StoredTensor* tensor : tensors) {
       check_cuda_matrix(*tensor, name);
       matrix_bytes_ += tensor->bytes;
     }
     return nowhere();
+  }
+  // Counts as CudaDevice does.
+  const std::byte* locate(const StoredTensor& tensor, std::string_view name) override {
+    if (!places_parts()) return place(tensor, name);
+    check_cuda_matrix(tensor, name);
+    return nowhere();
+  }
+  Linear place_part(const Linear& part) override {
+    return places_parts() ? count_parts({&part, 1}) : part;
+  }
+  Linear join_parts(std::span<const Linear> parts) override {
+    return places_parts() && !parts[0].is_kn ? count_parts(parts) : Linear{};
+  }
+  std::vector<float> read(std::span<const float> placed) const override {
+    return std::vector<float>(placed.size());
   }
   std::span<const float> place(std::vector<float> values) override {
     if (on_gpu()) {
@@ -99,14 +117,32 @@ class CountingDevice final : public ModelDevice {
   void moe_routing(const kernels::MoeRoutingParams&) override { refuse(); }
   void embedding(const kernels::EmbeddingParams&) override { refuse(); }
   void gather_rows(const kernels::ExpertRowsParams&) override { refuse(); }
+  void copy_rows(Rows, Rows, int64_t, int64_t) override { refuse(); }
   void fill_zero(float*, int64_t) override { refuse(); }
   void soft_cap(float*, float, int64_t) override { refuse(); }
 
  private:
   bool on_gpu() const { return device_.kind == DeviceKind::cuda; }
+  bool places_parts() const { return on_gpu() && ranks() != nullptr; }
+  Linear count_parts(std::span<const Linear> parts) {
+    Linear placed = parts[0];
+    size_t biases = 0;
+    placed.n = 0;
+    for (const Linear& part : parts) {
+      matrix_bytes_ +=
+          static_cast<size_t>(part.n) * static_cast<size_t>(part.k) * dtype_bytes(part.dtype);
+      placed.n += part.n;
+      if (part.bias != nullptr) biases += static_cast<size_t>(part.n);
+    }
+    placed.stride = placed.is_kn ? placed.n : placed.k;
+    placed.weight = nowhere();
+    if (biases > 0) placed.bias = place(std::vector<float>(biases)).data();
+    return placed;
+  }
   static const std::byte* nowhere() { return reinterpret_cast<const std::byte*>(kCudaAlignment); }
 
   DeviceInfo device_;
+  const ModelRanks ranks_;
   std::set<const void*> placed_;
   size_t matrix_bytes_ = 0;
   VectorLayout vectors_;
@@ -114,8 +150,9 @@ class CountingDevice final : public ModelDevice {
 
 }  // namespace
 
-std::unique_ptr<ModelDevice> make_counting_device(const DeviceInfo& device) {
-  return std::make_unique<CountingDevice>(device);
+std::unique_ptr<ModelDevice> make_counting_device(const DeviceInfo& device,
+                                                  const ModelRanks& ranks) {
+  return std::make_unique<CountingDevice>(device, ranks);
 }
 
 }  // namespace fovea

@@ -11,7 +11,9 @@ namespace fovea {
 
 // Checks and counts weights as a real ModelDevice of that kind does, but stores nothing. Pointers
 // to weights are not null but must not be dereferenced. Operations and allocations throw
-// Error{unsupported}.
-std::unique_ptr<ModelDevice> make_counting_device(const DeviceInfo& device);
+// Error{unsupported}. With ranks it counts the part of the communicator's rank, which may be on any
+// device and never communicates.
+std::unique_ptr<ModelDevice> make_counting_device(const DeviceInfo& device,
+                                                  const ModelRanks& ranks = {});
 
 }  // namespace fovea

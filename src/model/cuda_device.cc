@@ -1,18 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model/cuda_device.h"
 
-#include <algorithm>
 #include <limits>
-#include <map>
+#include <utility>
 
 #include "core/check.h"
-#include "core/float_types.h"
-#include "core/quote.h"
-#include "core/rounding.h"
+#include "dist/rank_sums.h"
 #include "gpu/cublaslt.h"
 #include "kernels/cuda/store.h"
 #include "model/cuda_layer_kernels.h"
 #include "model/cuda_layout.h"
+#include "model/cuda_weights.h"
 
 namespace fovea {
 namespace {
@@ -27,31 +25,13 @@ static_assert(static_cast<int>(MoeScore::softmax) == cuda::kScoreSoftmax &&
               static_cast<int>(MoeScore::grouped_softmax) == cuda::kScoreGroupedSoftmax);
 static_assert(cuda::kMaxRoutedExperts == kernels::kMaxExperts);
 
-// Generated weights are copied to the device in pieces of this size.
-constexpr size_t kStagingBytes = size_t{64} << 20;
-
-size_t aligned(size_t bytes) { return round_up(bytes, kCudaAlignment); }
-
-class VectorMemory {
- public:
-  std::byte* take(size_t bytes) {
-    const VectorLayout::Place place = layout_.take(bytes);
-    if (place.block == blocks_.size()) blocks_.emplace_back(layout_.blocks().back());
-    return blocks_[place.block].data<std::byte>() + place.offset;
-  }
-  size_t bytes() const { return layout_.bytes(); }
-
- private:
-  VectorLayout layout_;
-  std::vector<gpu::DeviceBuffer> blocks_;
-};
-
 class CudaDevice final : public ModelDevice {
  public:
   explicit CudaDevice(const CudaDeviceOptions& options)
       : context_(options.index),
         kernels_(context_.info().sm, cuda::kernel_store()),
         row_invariant_(options.row_invariant),
+        ranks_(options.ranks),
         products_(options.row_invariant, options.max_rows) {}
   ~CudaDevice() override { context_.bind_to_free(); }
 
@@ -60,15 +40,46 @@ class CudaDevice final : public ModelDevice {
   ThreadPool* threads() const override { return nullptr; }
   Stream stream() const override { return stream_.get(); }
   DType activation_dtype() const override { return DType::bf16; }
+  void bind() const override { context_.bind(); }
+  Communicator* ranks() const override { return ranks_.communicator; }
+  void gather(const void* send, void* receive, size_t bytes) override {
+    if (!rehearses_) ranks_.communicator->all_gather(send, receive, bytes, stream());
+  }
+  void rehearse(bool on) override { rehearses_ = on; }
+  void meet_ranks() override {
+    if (ranks_.host != nullptr) ranks_.host->barrier();
+  }
+  void check_ranks() override;
+  void end_ranks(std::string_view reason) override;
+  std::chrono::milliseconds rank_timeout() const override { return ranks_.timeout; }
 
-  const std::byte* place(const StoredTensor& tensor, std::string_view name) override;
+  const std::byte* place(const StoredTensor& tensor, std::string_view name) override {
+    return weights_.place(tensor, name);
+  }
   const std::byte* place_joined(std::span<const StoredTensor* const> tensors,
-                                std::string_view name) override;
-  std::span<const float> place(std::vector<float> values) override;
+                                std::string_view name) override {
+    return shares_model() ? nullptr : weights_.place_joined(tensors, name);
+  }
+  const std::byte* locate(const StoredTensor& tensor, std::string_view name) override {
+    return shares_model() ? weights_.locate(tensor, name) : weights_.place(tensor, name);
+  }
+  Linear place_part(const Linear& part) override {
+    return shares_model() ? weights_.place_parts({&part, 1}) : part;
+  }
+  // Rows of a matrix [k, n] lie side by side instead.
+  Linear join_parts(std::span<const Linear> parts) override {
+    return shares_model() && !parts[0].is_kn ? weights_.place_parts(parts) : Linear{};
+  }
+  std::span<const float> place(std::vector<float> values) override {
+    return weights_.place(std::move(values));
+  }
+  std::vector<float> read(std::span<const float> placed) const override {
+    return weights_.read(placed);
+  }
   std::unique_ptr<Experts> place(std::vector<MlpParts> experts, bool weights_scale_input) override {
     return make_cuda_experts(std::move(experts), weights_scale_input, kernels_, stream());
   }
-  size_t weight_bytes() const override { return matrix_bytes_ + vectors_.bytes(); }
+  size_t weight_bytes() const override { return weights_.bytes(); }
   size_t product_bytes() const override { return products_.workspace_bytes(); }
   size_t vector_bytes(size_t count) const override { return cuda_vector_bytes(count); }
   std::shared_ptr<std::byte> allocate(size_t bytes) override;
@@ -100,6 +111,7 @@ class CudaDevice final : public ModelDevice {
   }
   void moe_routing(const kernels::MoeRoutingParams& params) override;
   void embedding(const kernels::EmbeddingParams& params) override;
+  void copy_rows(Rows from, Rows to, int64_t rows, int64_t width) override;
   void gather_rows(const kernels::ExpertRowsParams& params) override;
   void fill_zero(float* x, int64_t count) override {
     gpu::fill_bytes(x, 0, static_cast<size_t>(count) * sizeof(float), stream());
@@ -113,7 +125,9 @@ class CudaDevice final : public ModelDevice {
   [[noreturn]] static void refuse_mamba2() {
     fail(ErrorCode::unsupported, "Mamba2 layers of models run on the CPU only");
   }
-  void copy_in(std::byte* to, const StoredTensor& tensor);
+  bool shares_model() const { return ranks_.communicator != nullptr; }
+  // Sums the branch of a step over the ranks. Returns true if that was the whole step.
+  bool sum_branch(const ResidualStep& step, const cuda::ResidualParams& params);
   bool serves_skinny(const Linear& weights, const cuda::SkinnyGemmParams& params) const {
     return !row_invariant_ && weights.dtype == DType::bf16 && !weights.is_kn &&
            cuda::SkinnyProducts::serves(params);
@@ -123,72 +137,11 @@ class CudaDevice final : public ModelDevice {
   gpu::OwnedStream stream_;
   CudaLayerKernels kernels_;
   bool row_invariant_;
+  const ModelRanks ranks_;
+  bool rehearses_ = false;
   gpu::MatrixProducts products_;
-  // Key: the address in the mapped file, or the tensor whose values are generated.
-  std::map<const void*, gpu::DeviceBuffer> matrices_;
-  std::vector<gpu::DeviceBuffer> joined_;
-  gpu::PinnedBuffer staging_;  // empty until a tensor is generated
-  size_t matrix_bytes_ = 0;
-  VectorMemory vectors_;
+  CudaWeights weights_{stream_.get()};
 };
-
-void CudaDevice::copy_in(std::byte* to, const StoredTensor& tensor) {
-  if (tensor.data != nullptr) {
-    gpu::copy_to_device(to, tensor.data, tensor.bytes, stream());
-    return;
-  }
-  if (staging_.bytes() == 0) staging_ = gpu::PinnedBuffer(kStagingBytes);
-  for (size_t begin = 0; begin < tensor.bytes; begin += kStagingBytes) {
-    const std::span piece(staging_.data<std::byte>(),
-                          std::min(kStagingBytes, tensor.bytes - begin));
-    tensor.read(begin, piece);
-    gpu::copy_to_device(to + begin, piece.data(), piece.size(), stream());
-    gpu::synchronize(stream());
-  }
-}
-
-const std::byte* CudaDevice::place_joined(std::span<const StoredTensor* const> tensors,
-                                          std::string_view name) {
-  size_t bytes = 0;
-  for (const StoredTensor* tensor : tensors) {
-    check_cuda_matrix(*tensor, name);
-    bytes += tensor->bytes;
-  }
-  gpu::DeviceBuffer buffer(bytes);
-  auto* to = buffer.data<std::byte>();
-  for (const StoredTensor* tensor : tensors) {
-    copy_in(to, *tensor);
-    to += tensor->bytes;
-  }
-  gpu::synchronize(stream());
-  matrix_bytes_ += bytes;
-  return joined_.emplace_back(std::move(buffer)).data<std::byte>();
-}
-
-const std::byte* CudaDevice::place(const StoredTensor& tensor, std::string_view name) {
-  check_cuda_matrix(tensor, name);
-  gpu::DeviceBuffer& buffer =
-      matrices_[tensor.data != nullptr ? static_cast<const void*>(tensor.data) : &tensor];
-  if (buffer.bytes() == 0) {
-    buffer = gpu::DeviceBuffer(tensor.bytes);
-    copy_in(buffer.data<std::byte>(), tensor);
-    gpu::synchronize(stream());
-    matrix_bytes_ += tensor.bytes;
-  }
-  return buffer.data<std::byte>();
-}
-
-std::span<const float> CudaDevice::place(std::vector<float> values) {
-  std::vector<uint16_t> rounded(values.size());
-  std::ranges::transform(values, rounded.begin(), float_to_bf16);
-  const size_t bytes = values.size() * sizeof(float);
-  std::byte* const memory = vectors_.take(cuda_vector_bytes(values.size()));
-  gpu::copy_to_device(memory, values.data(), bytes, stream());
-  gpu::copy_to_device(memory + aligned(bytes), rounded.data(), rounded.size() * sizeof(uint16_t),
-                      stream());
-  gpu::synchronize(stream());
-  return {reinterpret_cast<const float*>(memory), values.size()};
-}
 
 std::shared_ptr<std::byte> CudaDevice::allocate(size_t bytes) {
   auto buffer = std::make_shared<gpu::DeviceBuffer>(bytes);
@@ -257,6 +210,32 @@ bool CudaDevice::gated_linear(const MlpParts& parts, const DeferredNorm& norm, R
   return true;
 }
 
+void CudaDevice::copy_rows(Rows from, Rows to, int64_t rows, int64_t width) {
+  const auto bytes = [](int64_t floats) { return static_cast<size_t>(floats) * sizeof(float); };
+  gpu::copy_rows_on_device(to.data, from.data, {bytes(from.stride), bytes(to.stride)}, bytes(width),
+                           static_cast<size_t>(rows), stream());
+}
+
+bool CudaDevice::sum_branch(const ResidualStep& step, const cuda::ResidualParams& params) {
+  if (rehearses_) return false;
+  if (ranks_.sums != nullptr && ranks_.sums->add(params, stream())) return true;
+  ranks_.communicator->all_reduce(step.branch, step.branch, step.rows * step.dim, DType::f32,
+                                  ReduceOp::sum, stream());
+  return false;
+}
+
+void CudaDevice::check_ranks() {
+  if (!shares_model()) return;
+  ranks_.communicator->check();
+  if (ranks_.sums != nullptr) ranks_.sums->check();
+}
+
+void CudaDevice::end_ranks(std::string_view reason) {
+  if (!shares_model()) return;
+  if (ranks_.sums != nullptr) ranks_.sums->stop();
+  ranks_.communicator->abort(reason);
+}
+
 void CudaDevice::residual(const ResidualStep& step) {
   if (step.branch == nullptr && step.normed.data == nullptr) return;
   cuda::ResidualParams params{};
@@ -269,6 +248,7 @@ void CudaDevice::residual(const ResidualStep& step) {
   params.normed_stride = step.normed.stride;
   params.rows = static_cast<int32_t>(step.rows);
   params.dim = step.dim;
+  if (step.branch != nullptr && step.is_part && sum_branch(step, params)) return;
   kernels_.ops.residual(params, stream());
 }
 

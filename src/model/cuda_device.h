@@ -14,6 +14,7 @@ struct CudaDeviceOptions {
   int32_t max_rows = 1;  // rows of one pass
   // Makes the bits of a row independent of the number of rows in the pass.
   bool row_invariant = false;
+  ModelRanks ranks = {};
 };
 
 // Throws Error{unsupported} naming what is missing: a GPU, cuBLASLt, or a kernel.

@@ -14,8 +14,9 @@ namespace {
 // its matrices, which is several times as wide as the residual stream. With this many rows, reading
 // the weights takes only a small part of the time.
 constexpr int64_t kFeedRows = 8192;
-// Number of rows whose logits ranks exchange at once, which bounds the memory for it.
-constexpr int64_t kGatheredRows = 16;
+// Numbers of rows whose logits ranks exchange at once, which bound the memory for it. A GPU reads
+// the head anew for each of them.
+constexpr int64_t kHostGatheredRows = 16, kGpuGatheredRows = 64;
 
 class DecoderModel : public Model {
  public:
@@ -56,7 +57,9 @@ class DecoderModel : public Model {
   JoinedSteps joined_steps(const Pass& pass, const Norm* before, const Norm* after) const;
   void run_layers(Pass& pass, std::span<const int32_t> logit_rows);
   void keep_rows(std::span<const int32_t> rows);
-  void sum_over_ranks(int64_t rows) const;
+  int64_t gathered_rows() const {
+    return parts_.device->kind() == DeviceKind::cpu ? kHostGatheredRows : kGpuGatheredRows;
+  }
   void gather_logits(int64_t first_row, std::span<float> logits);
   Arena arena(std::span<std::byte> memory = {}) const {
     return Arena(parts_.device->activation_dtype(), memory);
@@ -80,11 +83,11 @@ DecoderModel::Residual DecoderModel::take_residual(Arena& arena, int64_t rows) c
           .squares = arena.floats(std::min(rows, kMaxJoinedRows) * sums_of_squares(hidden))};
 }
 
-// Returns room for the logits of kGatheredRows rows, as one rank sends and all receive them.
+// Returns room for the logits of gathered_rows() rows, as one rank sends and all receive them.
 float* DecoderModel::take_gathered(Arena& arena) const {
   const Communicator* const ranks = parts_.device->ranks();
   if (ranks == nullptr) return nullptr;
-  return arena.floats(kGatheredRows * ceil_div(parts_.info.vocabulary, ranks->size()) *
+  return arena.floats(gathered_rows() * ceil_div(parts_.info.vocabulary, ranks->size()) *
                       (ranks->size() + 1));
 }
 
@@ -170,7 +173,6 @@ void DecoderModel::check_values(const ModelInputs& inputs) const {
 void DecoderModel::run_mixer(Pass& pass, const Block& block) const {
   pass.arena = arena(scratch_);
   block.forward(pass, stream_.normed, {stream_.branch, parts_.info.hidden, DType::f32});
-  sum_over_ranks(pass.rows);
 }
 
 // A feed-forward block uses neither positions nor other rows, so rows can be processed in pieces.
@@ -183,23 +185,16 @@ void DecoderModel::run_feed(Pass& pass, const Block& block) const {
     block.forward(pass, from_row(stream_.normed, begin), from_row(branch, begin));
   }
   pass.rows = rows;
-  sum_over_ranks(rows);
 }
 
-// Each rank has computed a block with its own heads or columns.
-void DecoderModel::sum_over_ranks(int64_t rows) const {
-  Communicator* const ranks = parts_.device->ranks();
-  if (ranks == nullptr) return;
-  ranks->all_reduce(stream_.branch, stream_.branch, rows * parts_.info.hidden, DType::f32,
-                    ReduceOp::sum, parts_.device->stream());
-}
-
-// Computes x += branch_norm(branch) and normed = norm(x). Skips a step whose norm is null.
+// Computes x += branch_norm(branch) and normed = norm(x). Skips a step whose norm is null. Each
+// rank has computed its branch with its own heads or columns.
 void DecoderModel::step(const Pass& pass, const Norm* branch_norm, const Norm* norm) const {
   ResidualStep step;
   step.x = stream_.x;
   if (branch_norm != nullptr) {
     step.branch = stream_.branch;
+    step.is_part = parts_.device->ranks() != nullptr;
     step.branch_norm = *branch_norm;
     step.branch_factor = parts_.branch_factor;
   }
@@ -337,24 +332,22 @@ void DecoderModel::logits(int64_t first_row, std::span<float> logits) {
 
 // Each rank computes the logits of its part of the vocabulary.
 void DecoderModel::gather_logits(int64_t first_row, std::span<float> logits) {
-  Communicator& ranks = *parts_.device->ranks();
-  const int64_t width = parts_.info.vocabulary, part = ceil_div<int64_t>(width, ranks.size());
+  const int size = parts_.device->ranks()->size();
+  const int64_t width = parts_.info.vocabulary, part = ceil_div<int64_t>(width, size);
   const auto rows = static_cast<int64_t>(logits.size()) / width;
-  float* const all = gathered_ + kGatheredRows * part;
-  for (int64_t begin = 0; begin < rows; begin += kGatheredRows) {
-    const int64_t count = std::min(kGatheredRows, rows - begin);
+  float* const all = gathered_ + gathered_rows() * part;
+  for (int64_t begin = 0; begin < rows; begin += gathered_rows()) {
+    const int64_t count = std::min(gathered_rows(), rows - begin);
     if (parts_.head.n > 0) {
       parts_.device->linear(parts_.head, from_row(stream_.normed, first_row + begin),
                             {gathered_, part, DType::f32}, count);
     }
-    ranks.all_gather(gathered_, all, static_cast<size_t>(count * part) * sizeof(float),
-                     parts_.device->stream());
-    for (int rank = 0; rank < ranks.size(); ++rank) {
-      const ShardRange own = shard_range(width, ranks.size(), rank);
-      for (int64_t row = 0; row < count; ++row) {
-        std::copy_n(all + (rank * count + row) * part, own.count,
-                    logits.data() + (begin + row) * width + own.begin);
-      }
+    parts_.device->gather(gathered_, all, static_cast<size_t>(count * part) * sizeof(float));
+    for (int rank = 0; rank < size; ++rank) {
+      const ShardRange own = shard_range(width, size, rank);
+      parts_.device->copy_rows({all + rank * count * part, part, DType::f32},
+                               {logits.data() + begin * width + own.begin, width, DType::f32},
+                               count, own.count);
     }
   }
 }

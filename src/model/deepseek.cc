@@ -29,7 +29,7 @@ struct LatentParts {
   Linear q_b;   // -> [q_heads, nope_dim + rope_dim]
   Linear kv_a;  // hidden -> [latent | rotary key]
   Norm latent_norm;
-  MlaWeights kv_b;  // latent -> keys and values of all heads
+  Linear kv_b;  // latent -> [q_heads, nope_dim + v_dim], keys and values
   Linear o;
   Rotary rotary;
 };
@@ -53,7 +53,7 @@ class LatentAttention : public Block {
     tensors.mla.latent = as_heads(scratch.kv, parts_.kv_a.n);
     tensors.mla.k_rope = from_dim(tensors.mla.latent, spec.mla.kv_lora_rank);
     tensors.out = as_heads(scratch.out, spec.mla.v_dim);
-    tensors.mla.weights = parts_.kv_b;
+    tensors.mla.weights = up_projections();
     device.prepare_heads({.norm = parts_.latent_norm}, tensors.mla.latent, pass.rows, 1,
                          spec.mla.kv_lora_rank, nullptr);
     if (spec.has_rope) {
@@ -77,6 +77,18 @@ class LatentAttention : public Block {
             .q = arena.rows(rows, parts_.q_b.n),
             .kv = arena.rows(rows, parts_.kv_a.n),
             .out = arena.rows(rows, parts_.o.k)};
+  }
+
+  MlaWeights up_projections() const {
+    const MlaSpec& mla = parts_.spec.mla;
+    MlaWeights weights;
+    weights.dtype = parts_.kv_b.dtype;
+    weights.w_uk = parts_.kv_b.weight;
+    weights.w_uv = parts_.kv_b.weight + mla.nope_dim * parts_.kv_b.stride *
+                                            static_cast<int64_t>(dtype_bytes(parts_.kv_b.dtype));
+    weights.w_uk_head_stride = weights.w_uv_head_stride =
+        (int64_t{mla.nope_dim} + mla.v_dim) * parts_.kv_b.stride;
+    return weights;
   }
 
   void project_query(const Pass& pass, const Buffers& scratch, Rows x) const {
@@ -132,42 +144,35 @@ LatentParts read_latent_attention(const JsonObject& config, const Weights& weigh
     const int64_t rank = read_size(config, "q_lora_rank");
     parts.q_a = weights.linear("q_a_proj", rank, hidden, has_bias);
     parts.q_a_norm = read_latent_norm(weights, "q_a_layernorm", rank);
-    parts.q_b = weights.linear("q_b_proj", q_width, rank);
+    parts.q_b = weights.located("q_b_proj", q_width, rank);
   } else {
-    parts.q_b = weights.linear("q_proj", q_width, hidden);
+    parts.q_b = weights.located("q_proj", q_width, hidden);
   }
   parts.kv_a = weights.linear("kv_a_proj_with_mqa", spec.mla.row_dim(), hidden, has_bias);
   parts.latent_norm = read_latent_norm(weights, "kv_a_layernorm", spec.mla.kv_lora_rank);
 
-  const Linear kv_b =
-      weights.linear("kv_b_proj", spec.q_heads * kv_head_width, spec.mla.kv_lora_rank);
-  const auto head_bytes =
-      int64_t{spec.mla.kv_lora_rank} * static_cast<int64_t>(dtype_bytes(kv_b.dtype));
-  parts.kv_b.dtype = kv_b.dtype;
-  parts.kv_b.w_uk = kv_b.weight;
-  parts.kv_b.w_uv = kv_b.weight + spec.mla.nope_dim * head_bytes;
-  parts.kv_b.w_uk_head_stride = parts.kv_b.w_uv_head_stride = kv_head_width * spec.mla.kv_lora_rank;
-  parts.o = weights.linear("o_proj", hidden, int64_t{spec.q_heads} * spec.mla.v_dim, has_bias);
+  parts.kv_b = weights.located("kv_b_proj", spec.q_heads * kv_head_width, spec.mla.kv_lora_rank);
+  parts.o = weights.located("o_proj", hidden, int64_t{spec.q_heads} * spec.mla.v_dim, has_bias);
   return parts;
 }
 
 // Keeps the heads of the device's rank. All ranks compute the latents. If they distribute the
 // context, each attends for all heads and needs the up-projections of all.
-void shard(LatentParts& parts, const ModelDevice& device) {
+void shard(LatentParts& parts, ModelDevice& device) {
   const RankOf rank(device);
   if (rank.alone()) return;
   const MlaSpec& mla = parts.spec.mla;
   const HeadShard heads = heads_of(parts.spec, device);
   const int64_t q_width = int64_t{mla.nope_dim} + mla.rope_dim;
-  parts.q_b = outputs_of(parts.q_b, {heads.q_begin * q_width, heads.q_heads * q_width});
+  const int64_t kv_width = int64_t{mla.nope_dim} + mla.v_dim;
+  parts.q_b =
+      device.place_part(outputs_of(parts.q_b, {heads.q_begin * q_width, heads.q_heads * q_width}));
   if (!shares_context(parts.spec, device)) {
-    const auto bytes = parts.kv_b.w_uk_head_stride *
-                       static_cast<int64_t>(dtype_bytes(parts.kv_b.dtype)) * heads.q_begin;
-    parts.kv_b.w_uk = static_cast<const std::byte*>(parts.kv_b.w_uk) + bytes;
-    parts.kv_b.w_uv = static_cast<const std::byte*>(parts.kv_b.w_uv) + bytes;
+    parts.kv_b = outputs_of(parts.kv_b, {heads.q_begin * kv_width, heads.q_heads * kv_width});
   }
-  parts.o = inputs_of(
-      parts.o, {int64_t{heads.q_begin} * mla.v_dim, int64_t{heads.q_heads} * mla.v_dim}, rank);
+  parts.kv_b = device.place_part(parts.kv_b);
+  parts.o = device.place_part(inputs_of(
+      parts.o, {int64_t{heads.q_begin} * mla.v_dim, int64_t{heads.q_heads} * mla.v_dim}, rank));
   parts.spec.q_heads = heads.q_heads;
 }
 

@@ -3,6 +3,7 @@
 // operations on them. There is one implementation for the CPU and one for NVIDIA GPUs.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -72,6 +73,7 @@ struct HeadSteps {
 struct ResidualStep {
   float* x = nullptr;       // [rows, dim], dense
   float* branch = nullptr;  // [rows, dim], dense, may be overwritten; null leaves x unchanged
+  bool is_part = false;     // the branch is the sum over the device's ranks of their branches
   Norm branch_norm;         // optional
   float branch_factor = 1;
   Norm norm;    // if empty, normed = x
@@ -152,8 +154,24 @@ class ModelDevice {
   virtual Stream stream() const = 0;        // null on the CPU
   // Returns the dtype of inputs of matrix products and attention.
   virtual DType activation_dtype() const = 0;
+  // Makes a GPU current on the calling thread, as its operations require.
+  virtual void bind() const {}
   // The ranks that share the model by tensor parallelism; null: this device has all of it.
   virtual Communicator* ranks() const { return nullptr; }
+  // All ranks send `bytes` bytes, and receive those of all.
+  virtual void gather(const void* send, void* receive, size_t bytes) {
+    ranks()->all_gather(send, receive, bytes, stream());
+  }
+  // Ranks of a GPU. While a pass is rehearsed, it computes with its own part of each sum, so that
+  // nothing is loaded or allocated later, when other ranks wait for this one.
+  virtual void rehearse(bool on) { (void)on; }
+  // Ranks of one process: waits on the host until all are here.
+  virtual void meet_ranks() {}
+  // Throws Error{device_failure} with the reason if a rank has failed.
+  virtual void check_ranks() {}
+  // Fails this rank, and ends what waits for others on it.
+  virtual void end_ranks(std::string_view reason) { (void)reason; }
+  virtual std::chrono::milliseconds rank_timeout() const { return {}; }
   // True if these ranks also distribute the contexts of layers that allow it.
   virtual bool shares_contexts() const { return false; }
 
@@ -165,7 +183,25 @@ class ModelDevice {
   // replaces several. Returns null if the device does not benefit from it.
   virtual const std::byte* place_joined(std::span<const StoredTensor* const> tensors,
                                         std::string_view name) = 0;
+  // Matrices of which ranks keep a part are located, cut (shard.h), and then placed, so that a
+  // device with memory of its own holds the part only. locate() returns an address that stands for
+  // the tensor; arithmetic on it finds a part of the matrix. By default the tensor is placed.
+  virtual const std::byte* locate(const StoredTensor& tensor, std::string_view name) {
+    return place(tensor, name);
+  }
+  // Places the part, with its own biases.
+  virtual Linear place_part(const Linear& part) { return part; }
+  // Places parts of equal k as one matrix of their rows in this order. Returns an empty one, and
+  // places nothing, if the device does not benefit from it.
+  virtual Linear join_parts(std::span<const Linear> parts) {
+    (void)parts;
+    return {};
+  }
   virtual std::span<const float> place(std::vector<float> values) = 0;
+  // Returns the values of a vector that was placed.
+  virtual std::vector<float> read(std::span<const float> placed) const {
+    return {placed.begin(), placed.end()};
+  }
   virtual std::unique_ptr<Experts> place(std::vector<MlpParts> experts,
                                          bool weights_scale_input) = 0;
   virtual size_t weight_bytes() const = 0;              // placed so far, without mapped files
@@ -229,14 +265,23 @@ class ModelDevice {
   virtual void moe_routing(const kernels::MoeRoutingParams& params) = 0;
   virtual void embedding(const kernels::EmbeddingParams& params) = 0;
   virtual void gather_rows(const kernels::ExpertRowsParams& params) = 0;  // requires a null weight
+  // Copies `width` f32 of each row.
+  virtual void copy_rows(Rows from, Rows to, int64_t rows, int64_t width) = 0;
   virtual void fill_zero(float* x, int64_t count) = 0;
   virtual void soft_cap(float* x, float cap, int64_t count) = 0;  // x becomes cap * tanh(x / cap)
 };
 
-// The ranks of a model on the CPU; see ModelDevice.
+class RankSums;
+
+// The ranks of a model; see ModelDevice. Pointers must outlive the device.
 struct ModelRanks {
-  Communicator* communicator = nullptr;  // must outlive the device
+  Communicator* communicator = nullptr;  // on the device of the model
   bool share_contexts = false;
+  // Lets ranks that are threads of one process meet on the host, without the device. May be null.
+  Communicator* host = nullptr;
+  RankSums* sums = nullptr;  // sums of a few rows over GPUs; may be null
+  // A pass of a GPU that has waited for other ranks for as long as this fails.
+  std::chrono::milliseconds timeout{10'000};
 };
 // Makes the CPU device. `threads` runs its kernels and must outlive it. Weights stay in the mapped
 // checkpoint.

@@ -65,8 +65,10 @@ void read_vocabulary_matrices(DecoderParts& parts, bool tied) {
   const Linear matrix = weights.linear(embedding, rows, columns);
   parts.embedding = matrix.weight;
   parts.embedding_dtype = matrix.dtype;
-  parts.head = weights.linear(head, rows, columns);
-  parts.head = outputs_of(parts.head, RankOf(*parts.device).range(rows));
+  parts.head = weights.located(head, rows, columns);
+  const RankOf rank(*parts.device);
+  if (rank.alone()) return;
+  parts.head = parts.device->place_part(outputs_of(parts.head, rank.range(rows)));
 }
 
 bool has_bias(const JsonObject& config, Bias bias) {
@@ -187,17 +189,17 @@ SelfAttentionParts read_self_attention(const JsonObject& config, const Weights& 
   parts.has_output_gate = options.has_output_gate;
   const int64_t q_rows = options.has_output_gate ? 2 * q_width : q_width;
   if (options.is_fused) {
-    parts.q = weights.linear("qkv_proj", q_rows + 2 * kv_width, hidden, qkv_bias);
+    parts.q = weights.located("qkv_proj", q_rows + 2 * kv_width, hidden, qkv_bias);
   } else {
     parts.q = weights.joined({{"q_proj", q_rows}, {"k_proj", kv_width}, {"v_proj", kv_width}},
                              hidden, qkv_bias);
   }
   if (!parts.q) {
-    parts.q = weights.linear("q_proj", q_rows, hidden, qkv_bias);
-    parts.k = weights.linear("k_proj", kv_width, hidden, qkv_bias);
-    parts.v = weights.linear("v_proj", kv_width, hidden, qkv_bias);
+    parts.q = weights.located("q_proj", q_rows, hidden, qkv_bias);
+    parts.k = weights.located("k_proj", kv_width, hidden, qkv_bias);
+    parts.v = weights.located("v_proj", kv_width, hidden, qkv_bias);
   }
-  parts.o = weights.linear("o_proj", hidden, q_width, has_bias(config, options.o_bias));
+  parts.o = weights.located("o_proj", hidden, q_width, has_bias(config, options.o_bias));
   return parts;
 }
 
@@ -205,15 +207,15 @@ MlpParts read_mlp(const Weights& weights, int64_t hidden, int64_t width, bool ha
                   const MlpNames& names) {
   MlpParts parts;
   if (names.up.empty()) {
-    parts.gate = weights.linear(names.gate, 2 * width, hidden, has_bias);
+    parts.gate = weights.located(names.gate, 2 * width, hidden, has_bias);
   } else {
     parts.gate = weights.joined({{names.gate, width}, {names.up, width}}, hidden, has_bias);
   }
   if (!parts.gate) {
-    parts.gate = weights.linear(names.gate, width, hidden, has_bias);
-    parts.up = weights.linear(names.up, width, hidden, has_bias);
+    parts.gate = weights.located(names.gate, width, hidden, has_bias);
+    parts.up = weights.located(names.up, width, hidden, has_bias);
   }
-  parts.down = weights.linear(names.down, hidden, width, has_bias);
+  parts.down = weights.located(names.down, hidden, width, has_bias);
   shard(parts, weights.device());
   return parts;
 }

@@ -97,8 +97,18 @@ class HostDevice final : public ModelDevice {
     kernels::cpu::gemm(params, threads_);
   }
 
+  void copy_rows(Rows from, Rows to, int64_t rows, int64_t width) override {
+    for (int64_t row = 0; row < rows; ++row) {
+      std::copy_n(from.floats() + row * from.stride, width, to.floats() + row * to.stride);
+    }
+  }
+
   void residual(const ResidualStep& step) override {
     if (step.branch != nullptr) {
+      if (step.is_part) {
+        ranks_.communicator->all_reduce(step.branch, step.branch, step.rows * step.dim, DType::f32,
+                                        ReduceOp::sum);
+      }
       const HeadView branch{step.branch, step.dim, step.dim};
       if (step.branch_norm) norm_heads(step.branch_norm, branch, branch, step.rows, 1, threads_);
       kernels::add(step.x, step.branch, step.branch_factor, step.rows * step.dim, threads_);

@@ -126,6 +126,7 @@ StateCacheSpec delta_net_state(const AttentionSpec& spec) {
 // `spec` counts the heads.
 std::span<const float> shard_conv(std::span<const float> whole, const AttentionSpec& spec,
                                   const RankOf& rank, ModelDevice& device) {
+  const std::vector<float> all = device.read(whole);
   const int64_t taps = spec.linear.conv_width;
   const int64_t keys = int64_t{spec.linear.key_heads} * spec.linear.key_dim;
   const int64_t values = int64_t{spec.linear.value_heads} * spec.linear.value_dim;
@@ -133,7 +134,7 @@ std::span<const float> shard_conv(std::span<const float> whole, const AttentionS
   int64_t first = 0;
   for (const int64_t channels : {keys, keys, values}) {
     const ShardRange range = rank.range(channels);
-    const auto begin = whole.begin() + (first + range.begin) * taps;
+    const auto begin = all.begin() + (first + range.begin) * taps;
     own.insert(own.end(), begin, begin + range.count * taps);
     first += channels;
   }
@@ -148,13 +149,13 @@ void shard(DeltaNetParts& parts, ModelDevice& device) {
   parts.spec = shard_spec(whole, device);
   const ShardRange values = rank.range(whole.linear.value_heads);
   parts.conv_weight = shard_conv(parts.conv_weight, whole, rank, device);
-  parts.qkvz = outputs_of(parts.qkvz, rank.range(parts.qkvz.n));
-  parts.ba = outputs_of(parts.ba, rank.range(parts.ba.n));
+  parts.qkvz = device.place_part(outputs_of(parts.qkvz, rank.range(parts.qkvz.n)));
+  parts.ba = device.place_part(outputs_of(parts.ba, rank.range(parts.ba.n)));
   parts.a_log =
       parts.a_log.subspan(static_cast<size_t>(values.begin), static_cast<size_t>(values.count));
   parts.dt_bias =
       parts.dt_bias.subspan(static_cast<size_t>(values.begin), static_cast<size_t>(values.count));
-  parts.out = inputs_of(parts.out, rank.range(parts.out.k), rank);
+  parts.out = device.place_part(inputs_of(parts.out, rank.range(parts.out.k), rank));
 }
 
 std::unique_ptr<Block> read_delta_net(const JsonObject& config, const Weights& weights,
@@ -163,14 +164,15 @@ std::unique_ptr<Block> read_delta_net(const JsonObject& config, const Weights& w
   parts.spec = spec;
   parts.slot = slot;
   const int64_t hidden = read_size(config, "hidden_size"), heads = spec.linear.value_heads;
-  parts.qkvz = weights.linear("in_proj_qkvz", spec.linear.conv_dim() + parts.value_width(), hidden);
-  parts.ba = weights.linear("in_proj_ba", 2 * heads, hidden);
+  parts.qkvz =
+      weights.located("in_proj_qkvz", spec.linear.conv_dim() + parts.value_width(), hidden);
+  parts.ba = weights.located("in_proj_ba", 2 * heads, hidden);
   parts.conv_weight =
       weights["conv1d"].vector("weight", {spec.linear.conv_dim(), 1, spec.linear.conv_width});
   parts.a_log = weights.vector("A_log", {heads});
   parts.dt_bias = weights.vector("dt_bias", {heads});
   parts.norm = read_norm(config, weights, "norm", spec.linear.value_dim);
-  parts.out = weights.linear("out_proj", hidden, parts.value_width());
+  parts.out = weights.located("out_proj", hidden, parts.value_width());
   shard(parts, weights.device());
   return std::make_unique<GatedDeltaNet>(std::move(parts));
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model/shard.h"
 
+#include <array>
+
 #include "core/check.h"
 #include "fovea/context_parallel.h"
 
@@ -71,7 +73,7 @@ AttentionSpec shard_spec(AttentionSpec whole, const ModelDevice& device) {
   return whole;
 }
 
-void shard(SelfAttentionParts& parts, const ModelDevice& device) {
+void shard(SelfAttentionParts& parts, ModelDevice& device) {
   const RankOf rank(device);
   if (rank.alone()) return;
   if (parts.q_row_norm || parts.k_row_norm) {
@@ -93,7 +95,16 @@ void shard(SelfAttentionParts& parts, const ModelDevice& device) {
   parts.q = outputs_of(parts.q, {heads.q_begin * q_width, heads.q_heads * q_width});
   parts.k = outputs_of(parts.k, {k_first + heads.kv_begin * k_width, heads.kv_heads * k_width});
   parts.v = outputs_of(parts.v, {v_first + heads.kv_begin * v_width, heads.kv_heads * v_width});
-  parts.o = inputs_of(parts.o, {heads.q_begin * v_width, heads.q_heads * v_width}, rank);
+  if (const Linear joined = device.join_parts(std::array{parts.q, parts.k, parts.v})) {
+    parts.q = joined;
+    parts.k = parts.v = {};
+  } else {
+    for (Linear* const matrix : {&parts.q, &parts.k, &parts.v}) {
+      *matrix = device.place_part(*matrix);
+    }
+  }
+  parts.o = device.place_part(
+      inputs_of(parts.o, {heads.q_begin * v_width, heads.q_heads * v_width}, rank));
   if (!parts.sinks.empty()) {
     parts.sinks =
         parts.sinks.subspan(static_cast<size_t>(heads.q_begin), static_cast<size_t>(heads.q_heads));
@@ -102,7 +113,7 @@ void shard(SelfAttentionParts& parts, const ModelDevice& device) {
   parts.spec.kv_heads = heads.kv_heads;
 }
 
-void shard(MlpParts& parts, const ModelDevice& device) {
+void shard(MlpParts& parts, ModelDevice& device) {
   const RankOf rank(device);
   if (rank.alone()) return;
   const int64_t width = parts.width();
@@ -118,7 +129,15 @@ void shard(MlpParts& parts, const ModelDevice& device) {
     parts.up = outputs_of(parts.gate, {width + own.begin, own.count});
     parts.gate = outputs_of(parts.gate, own);
   }
-  parts.down = inputs_of(parts.down, own, rank);
+  const Linear joined = parts.up ? device.join_parts(std::array{parts.gate, parts.up}) : Linear{};
+  if (joined) {
+    parts.gate = joined;
+    parts.up = {};
+  } else {
+    parts.gate = device.place_part(parts.gate);
+    if (parts.up) parts.up = device.place_part(parts.up);
+  }
+  parts.down = device.place_part(inputs_of(parts.down, own, rank));
 }
 
 }  // namespace fovea

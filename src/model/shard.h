@@ -2,8 +2,9 @@
 // Cuts parts of a model, as read from a checkpoint, down to those of one rank of a tensor-parallel
 // group. Attention and feed-forward blocks are divided by heads and columns: their first matrices
 // by outputs, their last by inputs, so that a block's results over all ranks add up to the whole's.
-// Matrices stay in the mapped files, of which a rank reads its own part only. Without ranks
-// (ModelDevice::ranks()) nothing changes. Errors name the number that cannot be divided.
+// Matrices come from Weights::located() and are placed by shard(), so that a rank reads and holds
+// its own part only. Without ranks (ModelDevice::ranks()) nothing changes. Errors name the number
+// that cannot be divided.
 #pragma once
 
 #include "fovea/attention_spec.h"
@@ -38,7 +39,7 @@ HeadShard heads_of(const AttentionSpec& whole, const ModelDevice& device);
 AttentionSpec shard_spec(AttentionSpec whole, const ModelDevice& device);
 
 // parts.spec has all heads before and those that the rank projects afterwards.
-void shard(SelfAttentionParts& parts, const ModelDevice& device);
-void shard(MlpParts& parts, const ModelDevice& device);
+void shard(SelfAttentionParts& parts, ModelDevice& device);
+void shard(MlpParts& parts, ModelDevice& device);
 
 }  // namespace fovea

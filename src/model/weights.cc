@@ -21,6 +21,16 @@ int32_t checked_size(std::string_view name, int64_t size) {
   return static_cast<int32_t>(size);
 }
 
+// Returns the matrix [n, k] without its weights.
+Linear shape_of(std::string_view name, const StoredTensor& tensor, int64_t n, int64_t k) {
+  Linear linear;
+  linear.dtype = tensor.dtype;
+  linear.n = checked_size(name, n);
+  linear.k = checked_size(name, k);
+  linear.stride = k;
+  return linear;
+}
+
 }  // namespace
 
 Weights Weights::operator[](std::string_view part) const {
@@ -50,6 +60,10 @@ const std::byte* Weights::placed(const StoredTensor& tensor, std::string_view na
   return device_->place(tensor, fmt::format("{}{}", prefix_, name));
 }
 
+const std::byte* Weights::located(const StoredTensor& tensor, std::string_view name) const {
+  return device_->locate(tensor, fmt::format("{}{}", prefix_, name));
+}
+
 std::span<const float> Weights::vector(std::string_view name, std::initializer_list<int64_t> shape,
                                        const InitialValues& random, float factor) const {
   std::vector<float> values;
@@ -74,13 +88,17 @@ void Weights::append_floats(std::string_view name, std::initializer_list<int64_t
 
 Linear Weights::linear(std::string_view name, int64_t n, int64_t k, bool has_bias) const {
   const Weights own = (*this)[name];
-  const StoredTensor& stored = own.tensor("weight", {n, k});
-  Linear linear;
+  Linear linear = shape_of(name, own.tensor("weight", {n, k}), n, k);
   linear.weight = own.matrix("weight", {n, k});
-  linear.dtype = stored.dtype;
-  linear.n = checked_size(name, n);
-  linear.k = checked_size(name, k);
-  linear.stride = k;
+  if (has_bias) linear.bias = own.vector("bias", {n}).data();
+  return linear;
+}
+
+Linear Weights::located(std::string_view name, int64_t n, int64_t k, bool has_bias) const {
+  const Weights own = (*this)[name];
+  const StoredTensor& stored = own.tensor("weight", {n, k});
+  Linear linear = shape_of(name, stored, n, k);
+  linear.weight = own.located(stored, "weight");
   if (has_bias) linear.bias = own.vector("bias", {n}).data();
   return linear;
 }
@@ -113,7 +131,7 @@ Linear Weights::stacked(std::string_view name, int64_t index, int64_t count, int
   const StoredTensor& stored = tensor(name, {count, k, n}, InitialValues::of_fan_in(k));
   Linear linear;
   linear.weight =
-      placed(stored, name) + index * k * n * static_cast<int64_t>(dtype_bytes(stored.dtype));
+      located(stored, name) + index * k * n * static_cast<int64_t>(dtype_bytes(stored.dtype));
   linear.dtype = stored.dtype;
   linear.n = checked_size(name, n);
   linear.k = checked_size(name, k);

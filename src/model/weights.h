@@ -36,6 +36,8 @@ class Weights {
 
   // Reads NAME.weight [n, k] and, if `has_bias`, NAME.bias [n].
   Linear linear(std::string_view name, int64_t n, int64_t k, bool has_bias = false) const;
+  // Does the same for a matrix of which ranks keep a part: see ModelDevice::locate().
+  Linear located(std::string_view name, int64_t n, int64_t k, bool has_bias = false) const;
   // Reads several NAME.weight [n, k] as one matrix of all their rows in this order. Returns an
   // empty one if the device does not benefit from it.
   struct Part {
@@ -43,7 +45,7 @@ class Weights {
     int64_t n = 0;
   };
   Linear joined(std::initializer_list<Part> parts, int64_t k, bool has_bias = false) const;
-  // Returns matrix `index` of a stack NAME [count, k, n], whose input dimension comes first.
+  // Locates matrix `index` of a stack NAME [count, k, n], whose input dimension comes first.
   Linear stacked(std::string_view name, int64_t index, int64_t count, int64_t k, int64_t n) const;
 
   ModelDevice& device() const { return *device_; }
@@ -52,6 +54,7 @@ class Weights {
   void append_floats(std::string_view name, std::initializer_list<int64_t> shape,
                      const InitialValues& random, std::vector<float>& values) const;
   const std::byte* placed(const StoredTensor& tensor, std::string_view name) const;
+  const std::byte* located(const StoredTensor& tensor, std::string_view name) const;
 
   const Checkpoint* checkpoint_;
   ModelDevice* device_;

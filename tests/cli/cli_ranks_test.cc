@@ -33,5 +33,27 @@ TEST(Cli, RanksGenerateTheReferenceText) {
   EXPECT_NE(refused.err.find("can be divided among 1, 2, 4"), std::string::npos) << refused.err;
 }
 
+TEST(Cli, ExplainsOneOfSeveralRanks) {
+  const auto explain = [](const std::vector<std::string>& flags) {
+    std::vector<std::string> command = {"explain",  "--json", "--model",     kModels + "qwen3",
+                                        "--device", "sm_90",  "--kv-memory", "64MB"};
+    command.insert(command.end(), flags.begin(), flags.end());
+    const ProgramResult result = fovea(command);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return nlohmann::json::parse(result.out);
+  };
+  const nlohmann::json whole = explain({}), rank = explain({"--tp", "2"});
+  EXPECT_EQ(rank["ranks"], 2);
+  EXPECT_LT(rank["memory"]["weights"], whole["memory"]["weights"]);
+  const ProgramResult refused = fovea({"explain", "--tp", "2"});
+  EXPECT_NE(refused.err.find("--tp needs --model"), std::string::npos) << refused.err;
+}
+
+TEST(Cli, RefusesRanksOnGpusThatAreNotThere) {
+  const ProgramResult result = fovea({"bench", "ranks", "--ranks", "64"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_NE(result.err.find("ranks is 64, there are "), std::string::npos) << result.err;
+}
+
 }  // namespace
 }  // namespace fovea::test

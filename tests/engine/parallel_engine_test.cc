@@ -135,6 +135,32 @@ TEST(ParallelEngine, LogitsOfEveryArchitectureAreThoseOfOneRank) {
   EXPECT_GE(divided, 10);
 }
 
+// A GPU holds a rank's own part of each matrix: the parts of all ranks together are the whole, but
+// for what all of them have.
+TEST(ParallelEngine, RanksOfAGpuHoldTheirPartsOfTheWeights) {
+  const DeviceInfo gpu{.kind = DeviceKind::cuda, .name = "sm_90", .sm = 90, .cores = 132};
+  int divided = 0;
+  for (const std::string& name : golden_models()) {
+    if (name == "olmo2") continue;
+    EngineOptions options = options_for(golden_folder(name));
+    options.random_weights = 1;
+    options.kv_dtype = DType::bf16;
+    options.max_context = 64;
+    EnginePlan whole, rank;
+    try {
+      whole = Engine::plan(options, gpu);
+      rank = plan_parallel_engine(options, {.tensor_parallel = 2}, gpu);
+    } catch (const Error& error) {  // fp32 weights, or matrices too narrow for a GPU
+      EXPECT_EQ(error.code(), ErrorCode::unsupported) << name << ": " << error.what();
+      continue;
+    }
+    EXPECT_LE(rank.memory.weights, whole.memory.weights) << name;
+    EXPECT_GE(2 * rank.memory.weights, whole.memory.weights) << name;
+    ++divided;
+  }
+  EXPECT_GE(divided, 5);
+}
+
 GenerateRequest short_request() {
   GenerateRequest request;
   request.prompt = "And it came to pass";

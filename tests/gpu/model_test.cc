@@ -17,24 +17,12 @@
 #include "fovea/gpu.h"
 #include "fovea/kernel_pack.h"
 #include "fovea/verify_model.h"
+#include "gpu/exact_text.h"
 #include "support/error_budget.h"
 #include "support/expect_error.h"
 
 namespace fovea {
 namespace {
-
-EngineOptions options_for(const std::string& model) {
-  EngineOptions options;
-  options.model_path = model_folder(model);
-  options.device = "cuda";
-  options.kv_dtype = DType::bf16;
-  options.kv_memory_bytes = size_t{64} << 20;
-  options.max_context = 1024;
-  options.max_requests = 8;
-  options.max_batch_tokens = 200;
-  options.threads = 2;
-  return options;
-}
 
 class GpuModels : public ::testing::TestWithParam<const char*> {
  protected:
@@ -43,39 +31,16 @@ class GpuModels : public ::testing::TestWithParam<const char*> {
   }
   std::string model() const { return GetParam(); }
 
-  // Returns the logits of a text's last token from the fp32 engine.
-  std::vector<float> exact_logits(const std::vector<int32_t>& text) {
-    if (!exact_) {
-      EngineOptions options = options_for(model());
-      options.device = "cpu";
-      options.kv_dtype = DType::f32;
-      exact_ = Engine::load(options);
-    }
-    const std::vector<float> all = exact_->logits(text);
-    return {all.end() - exact_->vocabulary(), all.end()};
-  }
-
-  // Expects the reference's tokens, or a first difference where the exact logits of both tokens are
-  // closer than rounding to bf16 may move them. The tokens after it depend on that token.
   void expect_greedy(const ReferencePrompt& prompt, const std::vector<int32_t>& tokens,
                      const std::string& what) {
-    ASSERT_EQ(tokens.size(), prompt.greedy.size()) << what;
-    const auto [want, got] = std::ranges::mismatch(prompt.greedy, tokens);
-    if (want == prompt.greedy.end()) return;
-    std::vector<int32_t> text = prompt.tokens;
-    text.insert(text.end(), prompt.greedy.begin(), want);
-    const std::vector<float> logits = exact_logits(text);
-    EXPECT_LE(logits[static_cast<size_t>(*want)] - logits[static_cast<size_t>(*got)],
-              2 * test::kBf16ModelLogits)
-        << what << ": token " << want - prompt.greedy.begin() << " is " << *got << ", want "
-        << *want;
+    exact_.expect_greedy(prompt, tokens, what);
   }
 
-  std::unique_ptr<Engine> exact_;
+  ExactText exact_{GetParam()};
 };
 
 TEST_P(GpuModels, LogitsAreWithinTheBudgetOfTheReference) {
-  const std::unique_ptr<Engine> engine = Engine::load(options_for(model()));
+  const std::unique_ptr<Engine> engine = Engine::load(gpu_options(model()));
   for (const ReferencePrompt& prompt : read_reference(model())) {
     const std::vector<float> logits = engine->logits(prompt.tokens);
     const auto width = static_cast<size_t>(engine->vocabulary());
@@ -91,7 +56,7 @@ TEST_P(GpuModels, LogitsAreWithinTheBudgetOfTheReference) {
 }
 
 TEST_P(GpuModels, ContinueTheReferencePromptsColdWarmAndBatched) {
-  const std::unique_ptr<Engine> engine = Engine::load(options_for(model()));
+  const std::unique_ptr<Engine> engine = Engine::load(gpu_options(model()));
   const std::vector<ReferencePrompt> prompts = read_reference(model());
   std::vector<GenerateRequest> requests;
   for (const ReferencePrompt& prompt : prompts) requests.push_back(greedy_request(prompt));
@@ -121,7 +86,7 @@ TEST_P(GpuModels, DoNotDependOnPagesAndChunks) {
   const ReferencePrompt prompt = read_reference(model())[3];
   const GenerateRequest request = greedy_request(prompt);
   for (const int32_t page_size : {1, 3, 64}) {
-    EngineOptions options = options_for(model());
+    EngineOptions options = gpu_options(model());
     options.page_size = page_size;
     options.max_batch_tokens = 61;
     const std::unique_ptr<Engine> engine = Engine::load(options);
@@ -144,7 +109,7 @@ TEST_P(GpuModels, ReplayedAndEnqueuedStepsAreBitwiseEqual) {
   }
   std::vector<std::vector<GenerateResult>> results;
   for (const bool graphs : {true, false}) {
-    EngineOptions options = options_for(model());
+    EngineOptions options = gpu_options(model());
     options.cuda_graphs = graphs;
     const std::unique_ptr<Engine> engine = Engine::load(options);
     results.push_back(engine->generate(requests));
@@ -175,7 +140,7 @@ bool sees_all_keys(const GroupSelection& group) {
 TEST_P(GpuModels, ReadSharedPrefixesOnce) {
   const std::vector<ReferencePrompt> prompts = read_reference(model());
   for (const bool graphs : {true, false}) {
-    EngineOptions options = options_for(model());
+    EngineOptions options = gpu_options(model());
     options.kv_memory_bytes = size_t{256} << 20;
     options.max_requests = 20;
     options.min_prefix_savings = 1;
@@ -206,7 +171,7 @@ TEST_P(GpuModels, ReadSharedPrefixesOnce) {
 // logits.
 TEST_P(GpuModels, DrawTheTokensThatTheCpuDraws) {
   const std::vector<ReferencePrompt> prompts = read_reference(model());
-  EngineOptions options = options_for(model());
+  EngineOptions options = gpu_options(model());
   options.prefix_cache = false;  // with it, the passes of the second run would differ
   const std::unique_ptr<Engine> engine = Engine::load(options);
   std::vector<GenerateRequest> requests;
@@ -240,7 +205,7 @@ TEST_P(GpuModels, TextIsTheSameWithoutOverlap) {
   const bool has_states = model() == "qwen3_next";  // its passes follow one another
   std::vector<std::vector<GenerateResult>> results;
   for (const bool overlap : {true, false}) {
-    EngineOptions options = options_for(model());
+    EngineOptions options = gpu_options(model());
     options.batch_invariant = true;  // passes need not be the same
     options.overlap = overlap;
     const std::unique_ptr<Engine> engine = Engine::load(options);
@@ -274,7 +239,7 @@ TEST_P(GpuModels, BatchInvariantBits) {
   };
   const bool latent = model() == "deepseek_v3";
   for (const char* backend : {latent ? "mla" : "flash", latent ? "portable_mla" : "portable"}) {
-    EngineOptions options = options_for(model());
+    EngineOptions options = gpu_options(model());
     options.batch_invariant = true;
     options.backend = parse_backend_wish(std::string("prefer:") + backend);
     const std::unique_ptr<Engine> engine = Engine::load(options);
@@ -298,7 +263,7 @@ TEST_P(GpuModels, BatchInvariantBits) {
 
 TEST_P(GpuModels, PerplexityIsThatOfTheReference) {
   VerifyOptions options;
-  options.engine = options_for(model());
+  options.engine = gpu_options(model());
   options.engine.max_context = 2048;
   options.kv_dtypes = {DType::bf16, DType::f8e4m3};
   std::set<std::string> served;
@@ -331,7 +296,7 @@ TEST_P(GpuGoldens, LogitsAreWithinTwiceTheLossOfBf16) {
   const std::vector<float> errors = values_of<float>(file, "bf16_error");
   const float budget = 2 * *std::ranges::max_element(errors);
   for (const int32_t max_tokens : {200, 61}) {
-    EngineOptions options = options_for(GetParam());
+    EngineOptions options = gpu_options(GetParam());
     options.max_context = 512;
     options.max_batch_tokens = max_tokens;
     const std::unique_ptr<Engine> engine = Engine::load(options);

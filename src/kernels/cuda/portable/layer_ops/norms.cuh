@@ -48,25 +48,27 @@ struct ResidualConfig {
             values.z * factor * (norm.plus + weight.z), values.w * factor * (norm.plus + weight.w)};
   }
 
+  __device__ static int column_of(int four) { return (four * kThreads + threadIdx.x) * 4; }
+
   // Calls body(four, column) for the thread's fours of a row.
   template <class Body>
   __device__ static void for_fours(int dim, const Body& body) {
 #pragma unroll
     for (int i = 0; i < kFours; ++i) {
-      const int column = (i * kThreads + threadIdx.x) * 4;
+      const int column = column_of(i);
       if (column < dim) body(i, column);
     }
   }
 
-  __device__ static void run_kept(const Params& params, float* shared) {
+  // branch_at(four, column): four values of the row's branch.
+  template <class BranchAt>
+  __device__ static void run_kept(const ResidualParams& params, float* shared,
+                                  const BranchAt& branch_at) {
     float4 values[kFours] = {};
     const int64_t row = blockIdx.x;
     float* const x = params.x + row * params.dim;
     if (params.branch) {
-      const float* const branch = params.branch + row * params.dim;
-      for_fours(params.dim, [&](int i, int column) {
-        values[i] = *reinterpret_cast<const float4*>(branch + column);
-      });
+      for_fours(params.dim, [&](int i, int column) { values[i] = branch_at(i, column); });
       float factor = 1;
       if (params.branch_norm.weight) {
         factor = inverse_rms(sum_of_squares(values), params.branch_norm, params.dim, shared);
@@ -101,11 +103,15 @@ struct ResidualConfig {
   __device__ static void run(const Params& params) {
     __shared__ float shared[kThreads / 32];
     wait_and_allow_next();
-    if (is_kept(params)) return run_kept(params, shared);
     const int64_t row = blockIdx.x;
+    const float* const branch = params.branch + row * params.dim;
+    if (is_kept(params)) {
+      return run_kept(params, shared, [&](int, int column) {
+        return *reinterpret_cast<const float4*>(branch + column);
+      });
+    }
     float* const x = params.x + row * params.dim;
     if (params.branch) {
-      const float* const branch = params.branch + row * params.dim;
       float squares = 0;
       float factor = 1;
       if (params.branch_norm.weight) {

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// Accesses to memory that other GPUs and the host access at the same time.
+#pragma once
+
+#include "kernels/cuda/common/types.cuh"
+
+namespace fovea::kernels::cuda {
+
+// Two words of a value and its mark. Each word is read and written at once.
+struct MarkedPair {
+  uint32_t first, first_mark, second, second_mark;
+};
+
+__device__ __forceinline__ void store_marked(uint32_t* to, const MarkedPair& pair) {
+  asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(pair.first),
+               "r"(pair.first_mark), "r"(pair.second), "r"(pair.second_mark)
+               : "memory");
+}
+// Called in loops that wait for another GPU.
+__device__ __forceinline__ MarkedPair load_marked(const uint32_t* from) {
+  MarkedPair pair;
+  asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(pair.first), "=r"(pair.first_mark), "=r"(pair.second), "=r"(pair.second_mark)
+               : "l"(from)
+               : "memory");
+  return pair;
+}
+
+__device__ __forceinline__ uint32_t load_shared_word(const uint32_t* from) {
+  uint32_t value;
+  asm volatile("ld.volatile.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+  return value;
+}
+__device__ __forceinline__ void store_shared_word(uint32_t* to, uint32_t value) {
+  asm volatile("st.volatile.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
+
+// Nanoseconds of a clock that runs on all GPUs.
+__device__ __forceinline__ int64_t global_nanoseconds() {
+  int64_t now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  return now;
+}
+
+}  // namespace fovea::kernels::cuda

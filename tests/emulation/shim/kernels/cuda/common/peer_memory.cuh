@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// Replaces src/kernels/cuda/common/peer_memory.cuh. Only one thread runs at a time.
+#pragma once
+
+#include "emulation/cuda.h"
+
+namespace fovea::kernels::cuda {
+
+struct MarkedPair {
+  uint32_t first, first_mark, second, second_mark;
+};
+
+inline void store_marked(uint32_t* to, const MarkedPair& pair) {
+  to[0] = pair.first;
+  to[1] = pair.first_mark;
+  to[2] = pair.second;
+  to[3] = pair.second_mark;
+}
+inline MarkedPair load_marked(const uint32_t* from) { return {from[0], from[1], from[2], from[3]}; }
+inline uint32_t load_shared_word(const uint32_t* from) { return *from; }
+inline void store_shared_word(uint32_t* to, uint32_t value) { *to = value; }
+
+// A millisecond passes between two questions.
+inline int64_t global_nanoseconds() {
+  static int64_t now = 0;
+  return now += 1'000'000;
+}
+
+}  // namespace fovea::kernels::cuda
