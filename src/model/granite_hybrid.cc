@@ -233,7 +233,7 @@ std::unique_ptr<Model> load_granite_hybrid(const JsonObject& config, Checkpoint 
     } else {
       SelfAttentionParts attention = read_self_attention(config, weights["self_attn"], full);
       attention.slot = join_group(parts.info, i, full);
-      if (rotary) attention.rotate(rotary);
+      if (rotary) attention.prepare_heads({}, {}, rotary);
       layer.mixer = std::make_unique<SelfAttention>(std::move(attention));
     }
     layer.feed_norm = read_norm(config, weights, "post_attention_layernorm", hidden);

@@ -136,7 +136,7 @@ class HeadNorms : public test::GpuKernelTest<::testing::TestWithParam<Case>> {
   }
 
   gpu::DeviceBuffer cos_, sin_, positions_, slots_, q_indptr_;
-  std::array<gpu::DeviceBuffer, 2> norms_;  // of q and k
+  std::array<gpu::DeviceBuffer, 2> norms_;  // for q and k
 };
 
 TEST_P(HeadNorms, HaveTheBitsOfSeparateKernels) {

@@ -321,7 +321,7 @@ INSTANTIATE_TEST_SUITE_P(Models, GpuGoldens, ::testing::ValuesIn(golden_models()
 TEST(GpuModelsRefused, NameTheReason) {
   if (!why_no_gpu().empty()) GTEST_SKIP() << why_no_gpu();
   test::expect_error(ErrorCode::unsupported, "runs on the CPU only",
-                     [&] { Engine::load(options_for("granitemoehybrid")); });
+                     [&] { Engine::load(gpu_options("granitemoehybrid")); });
 }
 
 }  // namespace
