@@ -13,7 +13,7 @@ namespace fovea::kernels::cuda {
 struct HeadWriteParams {
   KvWriteParams rows;
   NormWeights q_norm, k_norm;  // [head_dim]
-  int32_t tokens;              // of the arrays; those beyond the batch's are not written
+  int32_t tokens;              // rows of the arrays; rows beyond the batch are not written
 };
 
 }  // namespace fovea::kernels::cuda

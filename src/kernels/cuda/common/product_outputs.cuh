@@ -66,8 +66,8 @@ struct ProductOutputs {
     }
   }
 
-  // What the thread's output is added to, and multiplied with. The loads begin before the products,
-  // because their trip to the L2 cache would delay the next kernel.
+  // Terms and factors of the thread's output. The loads begin before the products, because their
+  // trip to the L2 cache would delay the next kernel.
   struct Early {
     float stream = 0;
     float weight = 0;
