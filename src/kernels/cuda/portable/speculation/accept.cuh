@@ -176,10 +176,45 @@ struct AcceptSampledConfig {
       return found;
     }
 
-    // Sums tiles [first, end), each in the same order whichever block does it. Not inlined, because
-    // of its copies of residual_at().
-    __device__ __noinline__ void sum_tiles(const float* p, const float* q, int first, int end) {
+    // The residual after at most one rejection, which most draws come from, in registers.
+    struct OneRound {
+      bool rejected, drawn;
+      int32_t token;
+      double p_scale, q_scale;
+      __device__ explicit OneRound(const Residual& residual)
+          : rejected(residual.rounds > 0),
+            drawn(residual.drawn != 0),
+            token(rejected ? residual.tokens[0] : -1),
+            p_scale(rejected ? residual.p_scale[0] : 1),
+            q_scale(rejected ? residual.q_scale[0] : 0) {}
+      // Returns what residual_at() does.
+      __device__ double at(float p, float q, int32_t at) const {
+        const double left = p;
+        if (!rejected) return left;
+        const double proposed = drawn ? q * q_scale : at == token ? 1.0 : 0.0;
+        return left > proposed ? (left - proposed) * p_scale : 0.0;
+      }
+    };
+
+    // Sums tiles [first, end), each in the same order whichever block does it.
+    __device__ void sum_tiles(const float* p, const float* q, int first, int end) {
       __syncthreads();
+      const Residual& residual = shared_.residual;
+      if (residual.rounds > 1) {
+        sum_tiles(p, q, first, end, [&](float p_at, float q_at, int32_t token) {
+          return residual_at(residual, p_at, q_at, token);
+        });
+      } else {
+        const OneRound one(residual);
+        sum_tiles(p, q, first, end, [one](float p_at, float q_at, int32_t token) {
+          return one.at(p_at, q_at, token);
+        });
+      }
+    }
+
+    template <typename Weight>
+    __device__ __noinline__ void sum_tiles(const float* p, const float* q, int first, int end,
+                                           Weight weight) {
       const int lane = threadIdx.x % 32;
       for (int tile = first + threadIdx.x / 32; tile < end; tile += kWarps) {
         const int32_t tile_end = min((tile + 1) * tile_, vocabulary_);
@@ -194,7 +229,7 @@ struct AcceptSampledConfig {
           }
 #pragma unroll
           for (int i = 0; i < kAtOnce; ++i) {
-            sum += residual_at(shared_.residual, p_at[i], q_at[i], token + 32 * i);
+            sum += weight(p_at[i], q_at[i], token + 32 * i);
           }
         }
         for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
