@@ -49,9 +49,9 @@ struct AcceptTokensConfig {
 struct AcceptSampledConfig {
   using Params = AcceptSampledParams;
   static constexpr int kThreads = 512;
-  static constexpr int kBlocksPerSm = 2;
+  static constexpr int kBlocksPerSm = 1;  // with two, the walk spills registers
   static constexpr int kWarps = kThreads / 32;
-  static constexpr int kAtOnce = 5;         // loads of a lane that are in flight together
+  static constexpr int kAtOnce = 10;        // loads of a lane that are in flight together
   static constexpr int kTiles = kSumTiles;  // consecutive tokens, which a warp sums
   static_assert(kTiles == kThreads, "a thread has the sum of one tile");
 

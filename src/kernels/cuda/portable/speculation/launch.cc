@@ -34,12 +34,12 @@ void DraftKernels::accept(const AcceptTokensParams& params, gpu::Launcher launch
   accept_tokens_.launch(block_per_request(params.trees), params, launcher, kOverlapped);
 }
 
-// Two blocks fit a multiprocessor. A block is not worth less than 16 of the tiles.
+// One block fits a multiprocessor. A block is not worth less than 16 of the tiles.
 void DraftKernels::accept(const AcceptSampledParams& params, int32_t multiprocessors,
                           gpu::Launcher launcher) const {
   constexpr uint32_t kMaxParts = kSumTiles / 16;
   const auto requests = static_cast<uint32_t>(params.trees.requests);
-  const uint32_t parts = 2 * static_cast<uint32_t>(multiprocessors) / std::max(requests, 1u);
+  const uint32_t parts = static_cast<uint32_t>(multiprocessors) / std::max(requests, 1u);
   const uint32_t blocks = std::bit_floor(std::clamp(parts, 1u, kMaxParts));
   accept_sampled_.launch({requests, blocks}, params, launcher, kOverlapped);
 }
