@@ -14,6 +14,7 @@
 #include "gpu/gpu.h"
 #include "gpu/portable_kernel_cases.h"
 #include "kernels/cuda/attention_kernel.h"
+#include "kernels/cuda/common/head_write_params.h"
 #include "kernels/cuda/common/plan_kernel_params.h"
 #include "kernels/cuda/portable/merge/launch.h"
 #include "support/device_array.h"
