@@ -86,7 +86,7 @@ TEST(Cli, TimesAModelWithoutFiles) {
   EXPECT_LT(figures.at("device_idle_share"), 1);
   EXPECT_NE(json.err.find("memory: weights"), std::string::npos) << json.err;
   const std::string csv = bench("3", "5", "csv").out;
-  EXPECT_EQ(csv.substr(0, csv.find(',')), "requests");
+  EXPECT_EQ(csv.substr(0, csv.find(',')), "ranks");
   EXPECT_EQ(std::count(csv.begin(), csv.end(), '\n'), 2);
   expect_refused(bench("3", "9999", "md"), {"--input-len is 9999", "8192"});
   expect_refused(bench("0", "5", "md"), {"--requests"});

@@ -51,7 +51,7 @@ TEST(Cli, ExplainsOneOfSeveralRanks) {
 
 TEST(Cli, RefusesRanksOnGpusThatAreNotThere) {
   const ProgramResult result = fovea({"bench", "ranks", "--ranks", "64"});
-  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_EQ(result.exit_code, 2);
   EXPECT_NE(result.err.find("ranks is 64, there are "), std::string::npos) << result.err;
 }
 
