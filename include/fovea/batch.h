@@ -160,8 +160,7 @@ struct BatchView {
   // padding may write to page 0 any number of times. 64 bits, because a slot times the width of a
   // row may exceed 2^31.
   std::span<const int64_t> out_slots = {};
-  // [tokens] logical positions; absent: kv_lens - q_len + j. Drafts of a tree share positions; none
-  // stands before the root, token 0.
+  // [tokens] logical positions; absent: kv_lens - q_len + j. Drafts of a tree share positions.
   // Window, chunk, dual_chunk and ALiBi are measured on them. Leave them absent when possible:
   // kernels re-read the positions of new keys for every key tile.
   std::span<const int32_t> positions = {};

@@ -150,12 +150,10 @@ void CudaBackend::carve(WorkspaceCarver& workspace, const BatchLimits& limits) {
 }
 
 void CudaBackend::check_batch(const BatchView& batch) const {
-  const bool is_tree = spec().mask == MaskKind::tree && !batch.masks.tree.ancestors.empty();
-  check_argument(
-      batch.positions.empty() || is_tree || pool() == nullptr || pool()->slot_map().empty(),
-      "positions are given without a tree: the layers may then look back to any key, but their "
-      "pool keeps a window of {}",
-      setup_.cache.window);
+  check_argument(batch.positions.empty() || pool() == nullptr || pool()->slot_map().empty(),
+                 "positions are given: the layers may then look back to any key, but their pool "
+                 "keeps a window of {}",
+                 setup_.cache.window);
 }
 
 // Host figures decide, so that a captured pass keeps its kernels whatever lengths it is replayed

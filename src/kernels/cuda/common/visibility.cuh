@@ -59,15 +59,7 @@ __device__ inline Interval visible_keys(const MaskParams& mask, const RequestVie
                                         int32_t first, int32_t last) {
   Interval keys = {mask.first_keys ? mask.first_keys[view.request] : 0, view.kv_len};
   // Drafts and spans may see keys after their own token; the predicate decides about those.
-  if (mask.custom || mask.spans || mask.item_prefix_lens) return keys;
-  if (mask.positions) {
-    if (!mask.tree) return keys;
-    // No draft of a tree stands before its root, so none sees keys that the root's window has left.
-    const int32_t root = view.prefix();
-    if (mask.window > 0) keys.begin = max(keys.begin, root - mask.window + 1);
-    if (mask.chunk > 0) keys.begin = max(keys.begin, root / mask.chunk * mask.chunk);
-    return keys;
-  }
+  if (mask.positions || mask.custom || mask.spans || mask.item_prefix_lens) return keys;
   const int32_t low = view.prefix() + first;
   const int32_t high = view.prefix() + last;
   if (mask.causal && !mask.tree) keys.end = min(keys.end, high + 1);
