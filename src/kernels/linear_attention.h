@@ -70,14 +70,14 @@ struct Mamba2Params {
   float* out = nullptr;  // [tokens, heads, head_dim]
   int64_t out_token_stride = 0;
   int32_t heads = 0, groups = 0, head_dim = 0, state_dim = 0;
-  bool in_chunks = false;  // as of GatedDeltaNetParams
+  bool in_chunks = false;  // as in GatedDeltaNetParams
 };
 
 // Kimi delta attention (arXiv:2510.26692): as GatedDeltaNetParams, with a decay for each column of
 // the state: S_t = S_{t-1} Diag(alpha_t) (I - beta_t k_t k_t^T) + beta_t v_t k_t^T.
 struct KdaParams {
   StateBatch batch;
-  const float* qkv = nullptr;        // as GatedDeltaNetParams
+  const float* qkv = nullptr;        // as in GatedDeltaNetParams
   const float* log_decay = nullptr;  // [tokens, value_heads, key_dim], ln(alpha)
   const float* beta = nullptr;       // [tokens, value_heads]
   void* state = nullptr;             // [slots, value_heads, value_dim, key_dim]
@@ -94,7 +94,7 @@ struct KdaParams {
 // with a fixed lambda for each head. Value head h uses key head h * key_heads / value_heads.
 struct LightningParams {
   StateBatch batch;
-  const float* qkv = nullptr;        // as GatedDeltaNetParams
+  const float* qkv = nullptr;        // as in GatedDeltaNetParams
   const float* log_decay = nullptr;  // [value_heads], ln(lambda)
   void* state = nullptr;             // [slots, value_heads, value_dim, key_dim]
   DType state_dtype = DType::f32;    // or bf16 or f16
@@ -103,7 +103,7 @@ struct LightningParams {
   int64_t out_token_stride = 0;
   int32_t key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0;
   float scale = 1;
-  bool in_chunks = false;  // as of GatedDeltaNetParams
+  bool in_chunks = false;  // as in GatedDeltaNetParams
 };
 
 }  // namespace fovea::kernels
