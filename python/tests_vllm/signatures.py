@@ -48,7 +48,15 @@ _CLASSES = {
             "update_block_table",
             "update_draft_decode_metadata",
         ),
-        "AttentionImplBase": ("process_weights_after_loading", "prepare_for_batch"),
+        "AttentionImplBase": (
+            "can_return_lse_for_decode",
+            "dcp_rank",
+            "dcp_world_size",
+            "need_to_return_lse_for_decode",
+            "prepare_for_batch",
+            "process_weights_after_loading",
+            "supports_mtp_with_cp_non_trivial_interleave_size",
+        ),
         "AttentionImpl": ("__init__", "forward"),
         "MLAAttentionImpl": ("__init__", "do_kv_cache_update", "forward_mha", "forward_mqa"),
         "CommonAttentionMetadata": (
@@ -76,6 +84,9 @@ _CLASSES = {
 _FUNCTIONS = {
     "vllm/v1/attention/backends/registry.py": ("register_backend",),
     "vllm/config/vllm.py": ("get_current_vllm_config", "get_current_vllm_config_or_none"),
+    "vllm/distributed/parallel_state.py": ("get_dcp_group",),
+    "vllm/v1/attention/ops/common.py": ("cp_lse_ag_out_rs",),
+    "vllm/v1/attention/ops/dcp_alltoall.py": ("dcp_a2a_lse_reduce",),
 }
 
 

@@ -17,8 +17,8 @@ if _version.release[:2] not in _TESTED:
     warnings.warn(f"vLLM is {_version}, Fovea's plug-in is tested with {known}", stacklevel=2)
 
 if _version < _FIRST_WITH_LAYOUTS:
-    from fovea.vllm.v0_24 import MhaCache, MlaCache
+    from fovea.vllm.v0_24 import MhaCache, MlaCache, rank_merger
 else:
-    from fovea.vllm.v0_33 import MhaCache, MlaCache
+    from fovea.vllm.v0_33 import MhaCache, MlaCache, rank_merger
 
-__all__ = ["MhaCache", "MlaCache"]
+__all__ = ["MhaCache", "MlaCache", "rank_merger"]

@@ -2,7 +2,7 @@
 """The metadata of one pass, and the builder that vLLM calls for it."""
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from vllm.v1.kv_cache_interface import CrossAttentionSpec, EncoderOnlyAttentionS
 import fovea
 from fovea.serving.layer_group import LayerGroup
 from fovea.torch import consecutive
+from fovea.vllm import context
 from fovea.vllm.specs import batch_limits, wish
 
 logger = init_logger(f"vllm.plugins.{__name__}")  # below "vllm", whose handlers and level it then has
@@ -27,7 +28,6 @@ logger = init_logger(f"vllm.plugins.{__name__}")  # below "vllm", whose handlers
 # Fields of batches that ask for what the plug-in does not do. On a CPU vLLM does not ask before it loads a model.
 _REFUSED = {
     "mm_req_doc_ranges": "tokens of images see each other: the plug-in does not pass such spans on",
-    "dcp_local_seq_lens": "decode context parallelism is not supported",
     "rswa_prefix_lens": "retrieval windows are not supported",
 }
 
@@ -53,6 +53,7 @@ class Metadata(AttentionMetadata):
     host_q_lens: torch.Tensor | None = None  # int32 [requests], as host_kv_lens
     host_kv_lens: torch.Tensor | None = None
     prefix_written: bool = False
+    parts: dict[str, Any] = field(default_factory=dict)  # as part() returns them
 
     @classmethod
     def of(cls, builder: "MetadataBuilder", common: CommonAttentionMetadata, *, captured: bool) -> "Metadata":
@@ -89,6 +90,12 @@ class Metadata(AttentionMetadata):
         if bounds is not None and self.scope == "decoder":
             self.host_q_lens = q_lens.to(torch.int32)
             self.host_kv_lens = bounds[: self.num_reqs].to(torch.int32)
+
+    def part(self, scope: str) -> Any:
+        """Returns the pass in a scope of context.SCOPES."""
+        if scope not in self.parts:
+            self.parts[scope] = context.PASSES[scope](self, self.builder.shards)
+        return self.parts[scope]
 
     def batch(self, group: LayerGroup) -> fovea.Batch:
         """Returns the pass as a group's backend takes it."""
@@ -151,6 +158,7 @@ class MetadataBuilder(AttentionMetadataBuilder[Metadata]):
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self.limits = batch_limits(vllm_config)
+        self.shards = context.Shards.of(vllm_config)
         self._layers = vllm_config.compilation_config.static_forward_context
         mode = vllm_config.compilation_config.cudagraph_mode
         self._captures_mixed = mode is not None and mode.mixed_mode() == CUDAGraphMode.FULL
@@ -179,6 +187,7 @@ class MetadataBuilder(AttentionMetadataBuilder[Metadata]):
         updated.builder = self
         updated.block_table = blk_table
         updated.slot_mapping = slot_mapping
+        updated.parts = {}
         return updated
 
     def update_draft_decode_metadata(self, metadata: Metadata) -> None:
@@ -210,7 +219,10 @@ class MetadataBuilder(AttentionMetadataBuilder[Metadata]):
         for (spec, cache), layers in members.items():
             caches = [] if cache is None else [layer.impl.caches(layer) for layer in layers]
             several = None if cache is None else cache.replace(layers=len(layers))
-            group = LayerGroup(spec, several, caches, self.limits, self.device, wish=wish())
+            limits = self.limits
+            if scope in context.SCOPES:
+                limits = context.limits_of(limits, scope, self.shards, 1 if cache is None else cache.page_size)
+            group = LayerGroup(spec, several, caches, limits, self.device, wish=wish())
             logger.info("Fovea: %d layers from %s on: %s", len(layers), layers[0].layer_name, group.description)
             for index, layer in enumerate(layers):
                 layer.impl.prepare(layer)

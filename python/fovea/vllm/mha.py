@@ -12,9 +12,9 @@ import fovea
 from fovea.serving.counters import counters
 from fovea.serving.layer_group import take_workspace
 from fovea.serving.specs import CACHE_DTYPES, cache_dtype, cache_scale, typed_cache
-from fovea.torch import dtype_name, write_kv
+from fovea.torch import dtype_name, merge_states, write_kv
 from fovea.torch.dtypes import indexed_device
-from fovea.vllm import specs
+from fovea.vllm import context, specs
 from fovea.vllm.contract import MhaCache
 from fovea.vllm.metadata import Metadata, MetadataBuilder
 from fovea.vllm.validation import mha_reasons
@@ -72,6 +72,9 @@ class MhaBackend(MhaCache, AttentionBackend):
 class MhaImpl(AttentionImpl[Metadata]):
     """One attention layer."""
 
+    can_return_lse_for_decode = True
+    supports_mtp_with_cp_non_trivial_interleave_size = True
+
     def __init__(
         self,
         num_heads: int,
@@ -101,6 +104,7 @@ class MhaImpl(AttentionImpl[Metadata]):
         self._sinks_f32: torch.Tensor | None = None
         config = get_current_vllm_config()
         device = indexed_device(torch.device(config.device_config.device))
+        self._all_to_all = False
         self._alibi = None
         if alibi_slopes is not None:
             self._alibi = torch.tensor(alibi_slopes, dtype=torch.float32, device=device)
@@ -127,18 +131,31 @@ class MhaImpl(AttentionImpl[Metadata]):
             head_dim=head_size,
             page_size=config.cache_config.block_size or 16,
         )
-        take_workspace(
-            self._spec, self._cache, specs.batch_limits(config), indexed_device(torch.device(device)), specs.wish()
-        )
+        limits = specs.batch_limits(config)
+        if self.dcp_world_size == 1 or self._spec.scope != fovea.AttentionScope.decoder:
+            take_workspace(self._spec, self._cache, limits, device, specs.wish())
+            return
+        reasons = context.refusals(self._spec)
+        if reasons:
+            raise NotImplementedError("; ".join(reasons))
+        self._all_to_all = config.parallel_config.dcp_comm_backend == "a2a"
+        shards = context.Shards.of(config)
+        for scope in context.SCOPES:
+            spec, cache = self._distributed(scope)
+            scope_limits = context.limits_of(limits, scope, shards, self._cache.page_size)
+            take_workspace(spec, cache, scope_limits, device, specs.wish())
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
         if self._sinks is not None:
             self._sinks_f32 = self._sinks.detach().to(torch.float32).contiguous()
 
+    def _distributed(self, scope: str) -> tuple[fovea.AttentionSpec, fovea.KvCacheSpec | None]:
+        return context.spec_of(self._spec, scope, self.dcp_world_size), None if scope == "own" else self._cache
+
     def needs(self, layer: Any, scope: str) -> tuple[fovea.AttentionSpec, fovea.KvCacheSpec | None]:
         """Returns the specs of the layer in passes of a scope, with a cache of one layer."""
-        spec = self._spec.replace(scope=scope)
-        if scope == "encoder":
+        spec = self._distributed(scope)[0] if scope in context.SCOPES else self._spec.replace(scope=scope)
+        if scope in ("encoder", "own"):
             return spec, None
         k = self.caches(layer)[0]
         return spec, self._cache.replace(page_size=k.shape[1], scale=cache_scale(self._cache_dtype, layer._k_scale))
@@ -173,6 +190,13 @@ class MhaImpl(AttentionImpl[Metadata]):
             return output.zero_()
         scope = attn_metadata.scope
         stores = key is not None and self.kv_sharing_target_layer_name is None
+        if attn_metadata.builder.shards.ranks > 1 and scope != "encoder":
+            if scope != "decoder" or key is None:
+                raise NotImplementedError("decode context parallelism serves decoder layers with new keys alone")
+            tokens = attn_metadata.num_actual_tokens
+            new = query[:tokens], key[:tokens], value[:tokens]
+            output[:tokens] = self._attend_distributed(layer, new, kv_cache, attn_metadata, stores)
+            return output
         if scope == "cross" and stores:
             # The tokens of key are the encoder's, or all tokens of the pass before any attends without causality.
             self.do_kv_cache_update(layer, key, value, kv_cache, attn_metadata.slot_mapping)
@@ -191,13 +215,47 @@ class MhaImpl(AttentionImpl[Metadata]):
         )
         return output
 
+    def _attend_distributed(
+        self,
+        layer: Any,
+        new: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        kv_cache: torch.Tensor,
+        metadata: Metadata,
+        stores: bool,
+    ) -> torch.Tensor:
+        """Stores new keys and values (q, k, v) and returns the outputs over the keys of all ranks."""
+        from vllm.distributed.parallel_state import get_dcp_group
+
+        q, k, v = new
+        ranks = get_dcp_group()
+        all_q = ranks.all_gather(q.contiguous(), dim=1)
+        if metadata.mode == "decode":
+            out, lse = self._attend(metadata, "tokens", all_q, k=k, v=v, save_kv=stores)
+            out, lse = context.combine(out, lse, ranks, all_to_all=self._all_to_all)
+        else:
+            if stores:
+                self.do_kv_cache_update(layer, k, v, kv_cache, metadata.slot_mapping)
+            out, lse = self._attend(metadata, "context", all_q, save_kv=False)
+            out, lse = context.combine(out, lse, ranks, all_to_all=self._all_to_all)
+            out, lse = merge_states(out, lse, *self._attend(metadata, "own", q, k=k, v=v))
+        if self._sinks_f32 is not None:
+            out = out * torch.sigmoid(lse - self._sinks_f32).unsqueeze(2)
+        return out
+
+    def _attend(
+        self, metadata: Metadata, scope: str, q: torch.Tensor, **tensors: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        group, index = metadata.builder.place(self, scope)
+        return context.attend(group, metadata.part(scope), index, q, **tensors)
+
     def do_kv_cache_update(
         self, layer: Any, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor
     ) -> None:
         """Stores key and value only. They may have more rows than there are slots."""
         if _SCOPES[self.attn_type] == "encoder" or kv_cache.numel() == 0:
             return
-        tokens = slot_mapping.shape[0]
+        tokens = min(slot_mapping.shape[0], key.shape[0])
+        slot_mapping = slot_mapping[:tokens]
         k_cache, v_cache, *scales = self.caches(layer)
         k_scale, v_scale = scales or (None, None)
         write_kv(key[:tokens], value[:tokens], k_cache, v_cache, slot_mapping, k_scale=k_scale, v_scale=v_scale)

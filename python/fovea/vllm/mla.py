@@ -4,6 +4,8 @@
 vLLM's layer splits a pass into decodes, whose queries it absorbs itself, and prompts, whose keys it up-projects itself.
 The metadata of this plug-in calls every request a prompt, so that queries arrive as the model made them. Fovea then
 absorbs or up-projects, whatever is cheaper for each request by its lengths on the device.
+
+With decode context parallelism (context.py) vLLM absorbs and exchanges, so the metadata calls every request a decode.
 """
 
 from dataclasses import dataclass
@@ -18,7 +20,7 @@ import fovea
 from fovea.serving.layer_group import take_workspace
 from fovea.serving.specs import CACHE_DTYPES, cache_dtype, mla_cache_spec, mla_spec, typed_cache
 from fovea.torch.dtypes import indexed_device
-from fovea.vllm import specs
+from fovea.vllm import context, specs
 from fovea.vllm.contract import MlaCache
 from fovea.vllm.metadata import Metadata, MetadataBuilder
 from fovea.vllm.validation import mla_reasons
@@ -26,13 +28,19 @@ from fovea.vllm.validation import mla_reasons
 
 @dataclass
 class MlaMetadata(Metadata):
-    """Metadata with the fields by which vLLM's MLA layer divides a pass. All tokens belong to prompts."""
+    """Metadata with the fields by which vLLM's MLA layer divides a pass. All tokens belong to prompts, or to decodes if
+    contexts are distributed over ranks."""
 
     num_decodes: int = 0
     num_decode_tokens: int = 0
     num_prefills: int = 1
-    decode: None = None
+    decode: Any = None
     prefill: None = None
+
+    def __post_init__(self) -> None:
+        if self.builder.shards.ranks > 1:
+            self.num_decodes, self.num_decode_tokens, self.num_prefills = self.num_reqs, self.num_actual_tokens, 0
+            self.decode = self
 
 
 class MlaMetadataBuilder(MetadataBuilder):
@@ -76,6 +84,9 @@ class MlaBackend(MlaCache, AttentionBackend):
 
 class MlaImpl(MLAAttentionImpl[MlaMetadata]):
     """One MLA layer."""
+
+    can_return_lse_for_decode = True
+    supports_mtp_with_cp_non_trivial_interleave_size = True
 
     def __init__(
         self,
@@ -121,7 +132,15 @@ class MlaImpl(MLAAttentionImpl[MlaMetadata]):
         self._cache = mla_cache_spec(widths, cache_dtype(kv_cache_dtype, dtype), config.cache_config.block_size or 64)
         self._weights: tuple[torch.Tensor, torch.Tensor] | None = None
         device = indexed_device(torch.device(config.device_config.device))
-        take_workspace(self._spec, self._cache, specs.batch_limits(config), device, specs.wish())
+        limits = specs.batch_limits(config)
+        # Contexts on several ranks: latents of this pass wait here between do_kv_cache_update() and forward_mqa().
+        self._new: tuple[torch.Tensor, torch.Tensor] | None = None
+        if self.dcp_world_size > 1:
+            # vLLM absorbs the queries and multiplies the outputs.
+            absorbed = widths.replace(nope_dim=0, v_dim=0)
+            self._spec = context.spec_of(self._spec.replace(mla=absorbed), "tokens", self.dcp_world_size)
+            limits = context.limits_of(limits, "tokens", context.Shards.of(config), self._cache.page_size)
+        take_workspace(self._spec, self._cache, limits, device, specs.wish())
 
     def needs(self, layer: Any, scope: str) -> tuple[fovea.AttentionSpec, fovea.KvCacheSpec]:
         """Returns the specs of the layer, with a cache of one layer."""
@@ -168,12 +187,29 @@ class MlaImpl(MLAAttentionImpl[MlaMetadata]):
             out=output.view(-1, self.num_heads, self.v_head_dim),
         )
 
-    def forward_mqa(self, q: Any, kv_c_and_k_pe_cache: torch.Tensor, attn_metadata: MlaMetadata, layer: Any) -> Any:
-        """Is never called: the metadata has no decodes."""
-        raise NotImplementedError("forward_mqa: Fovea's plug-in takes every request by forward_mha")
+    def forward_mqa(
+        self,
+        q: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
+        kv_c_and_k_pe_cache: torch.Tensor,
+        attn_metadata: MlaMetadata,
+        layer: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Stores the latents and rotary keys of this rank's tokens and attends to its keys. q [tokens, heads of all
+        ranks, kv_lora_rank + rope_dim]. Returns out [tokens, heads, kv_lora_rank] and the LSE. vLLM calls it only if
+        contexts are distributed over ranks: else the metadata has no decodes."""
+        if attn_metadata.builder.shards.ranks == 1 or self._new is None:
+            raise NotImplementedError("forward_mqa: without context parallelism every request goes to forward_mha")
+        if isinstance(q, tuple):
+            q = torch.cat(q, dim=-1)
+        group, index = attn_metadata.builder.place(self, "tokens")
+        latent, k_rope = self._new
+        self._new = None
+        return context.attend(group, attn_metadata.part("tokens"), index, q, latent=latent, k_rope=k_rope)
 
-    def do_kv_cache_update(self, *arguments: Any, **options: Any) -> None:
-        """Does nothing: forward_mha() stores the rows."""
+    def do_kv_cache_update(self, kv_c_normed: torch.Tensor, k_pe: torch.Tensor, *further: Any, **options: Any) -> None:
+        """Keeps the rows for forward_mqa(). forward_mha() gets them itself."""
+        if self.dcp_world_size > 1:
+            self._new = kv_c_normed, k_pe
 
 
 def _dense_heads(weight: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parts that only vLLM 0.24 has: a backend names the shape of its cache and the order of axes in memory."""
 
+from typing import Any
+
 import torch
+
+
+def rank_merger(all_to_all: bool) -> Any:
+    """Returns the collective that merges (out, lse) of the ranks with decode context parallelism."""
+    if all_to_all:
+        from vllm.v1.attention.ops.dcp_alltoall import dcp_a2a_lse_reduce
+
+        return dcp_a2a_lse_reduce
+    from vllm.v1.attention.ops.common import cp_lse_ag_out_rs
+
+    return cp_lse_ag_out_rs
 
 
 class MhaCache:

@@ -2,7 +2,14 @@
 """The parts that only vLLM 0.33 has (since 0.29): every layer's cache is a view [blocks, heads, tokens, content], in
 any order in memory. A row of content holds K, then V."""
 
+from typing import Any
+
 import torch
+
+
+def rank_merger(all_to_all: bool) -> Any:
+    """Raises NotImplementedError: layers exchange in other ways, which the plug-in does not know yet."""
+    raise NotImplementedError("decode context parallelism: the plug-in has it for vLLM before 0.29 alone")
 
 
 class MhaCache:

@@ -15,7 +15,7 @@ from fovea.vllm import specs
 _REFUSED = {
     "use_sparse": "the layers choose tokens by an indexer: Fovea has no such backend yet",
     "use_mm_prefix": "tokens of images see each other: the plug-in does not pass such spans on",
-    "use_dcp": "decode context parallelism is not supported",
+    "use_dcp": "decode context parallelism: the plug-in has it for vLLM before 0.29 alone",
     "use_pcp": "prefill context parallelism is not supported",
     "use_rswa": "retrieval windows are not supported",
     "use_adaptive_verification": "adaptive verification is not supported",
