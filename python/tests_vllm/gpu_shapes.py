@@ -103,7 +103,13 @@ SHAPES = {
     ),
     "DeepSeek-V3, 8 dense layers, 16 heads": Shape("deepseek_v3_8th", _MLA, [_SHORT, _LONG, _MANY], 18, 3, _V3),
     "gpt-oss-20b, 8 layers, bf16": Shape(
-        "gpt_oss_20b", ["FLASH_ATTN", "TRITON_ATTN", "CUSTOM"], [_SHORT, _LONG, _MANY], 26, 6, _GPT_OSS
+        "gpt_oss_20b",
+        ["FLASH_ATTN", "TRITON_ATTN", "CUSTOM"],
+        [_SHORT, _LONG, _MANY],
+        26,
+        6,
+        _GPT_OSS,
+        kernels=[_LONG],
     ),
     "Gemma-2-9B, 14 layers": Shape(
         "gemma2_9b",

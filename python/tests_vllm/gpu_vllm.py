@@ -8,7 +8,8 @@
 
 MODEL_FOLDER needs a config.json only: weights are random, and the same in every run. Further arguments of `run` are
 NAME=VALUE in JSON: points='[[8, 4096]]' are the requests and prompt tokens to time instead of the usual ones, greedy=0
-is the number of prompts whose tokens are written (64), kernels='[[8, 4096]]' are points whose kernels are written,
+is the number of prompts whose tokens are written (64), kernels='[[8, 4096]]' are points whose kernels are written and
+the functions of the host that take long in a step,
 trace=1 has CUSTOM trace a few passes and fail if the host waits for the GPU in the builder or in a layer, waits=1 has
 the script wait for a line before it loads the model, say "loaded", and wait for another; all others are options of
 vllm.LLM, for example kv_cache_dtype='"fp8"'. With CUSTOM, an operation of torch that makes the host wait is an error in
@@ -45,7 +46,7 @@ def run(backend: str, folder: str, out: str, further: list[str]) -> None:
     points, kernels = options.pop("points", None), options.pop("kernels", [])
     greedy, waits, traced = options.pop("greedy", 64), options.pop("waits", 0), options.pop("trace", 0)
     from gpu_engine import make_engine, measure, refuse_waits
-    from gpu_host import host_times
+    from gpu_host import host_of_step, host_times
     from gpu_kernels import kernels_of_step
     from gpu_waits import waits_of_passes
 
@@ -77,6 +78,7 @@ def run(backend: str, folder: str, out: str, further: list[str]) -> None:
         assert counters.layers > 0, "no layer ran in Fovea"
     result["greedy"] = _greedy(llm, vocabulary, greedy) if greedy else []
     result["kernels"] = {f"{n} x {length}": kernels_of_step(llm, vocabulary, n, length) for n, length in kernels}
+    result["host"] = {f"{n} x {length}": host_of_step(llm, vocabulary, n, length) for n, length in kernels}
     with open(out, "w", encoding="utf-8") as file:
         json.dump(result, file)
     if "waits" in result:

@@ -3,6 +3,10 @@
 """Packs vLLM 0.24.0 and what it imports for the scripts gpu_*.py, to be carried to a machine without a network.
 
     PYTHONPATH=python/tests_serving python3 python/tests_vllm/pack_for_gpu.py vllm.tar.xz [--python 3.12]
+        [--tests SOURCES] [--wheel fovea.whl]
+
+--tests adds vLLM's own tests of attention backends, in site/vllm-tests, from the unpacked source archive of vLLM;
+--wheel adds Fovea, with its kernels for an H100 or H200 alone.
 
 That machine has an H100 or H200, that version of Python, torch 2.11 and transformers 5.17. There:
 
@@ -14,21 +18,13 @@ pack is small because it lacks what those scripts do not use: code for other GPU
 other heads than those of gpu_shapes.py, and structured output, whose packages it replaces by names without a content.
 """
 
-import argparse
 import re
 import shutil
-import subprocess
-import sys
-import tempfile
-import zipfile
 from pathlib import Path
 
-import fatbins
-from wheel_contract import CACHE
+import packing
 
 _VLLM = "vllm==0.24.0"
-# The other machine has these; what is downloaded must fit them.
-_PRESENT = ["numpy==2.5.2", "requests==2.34.2", "typing_extensions==4.16.0", "pillow==12.3.0"]
 _WITH_DEPENDENCIES = [
     "cachetools",
     "blake3",
@@ -66,6 +62,7 @@ _ALONE = [
     "mcp",
     "model-hosting-container-standards<1.0.0,>=0.1.14",
     "opentelemetry-exporter-otlp",
+    "nanobind-backend",
     "opentelemetry-semantic-conventions-ai",
     "interegular",
     "astor",
@@ -76,6 +73,8 @@ _ALONE = [
     "supervisor",
     "jmespath",
 ]
+_TESTS = ["__init__.py", "v1/__init__.py", "v1/attention/utils.py"]
+_TESTS += [f"v1/attention/test_{name}_backends.py" for name in ("attention", "mla")]
 # Structured output and the format of gpt-oss: imported, not called.
 _EMPTY = ["llguidance", "openai_harmony", "outlines_core", "tvm_ffi", "xgrammar"]
 
@@ -108,58 +107,30 @@ def unused_kernels() -> re.Pattern[str]:
     return re.compile(rf"{_UNUSED}|FlashAttnFwdSm90<(?!.*(?:{wanted}))")
 
 
-def download(python: str) -> Path:
-    """Returns a folder with the wheels."""
-    folder = CACHE / "vllm-gpu-wheels" / python
-    if (folder / "complete").exists():
-        return folder
-    folder.mkdir(parents=True, exist_ok=True)
-    constraints = folder / "constraints.txt"
-    constraints.write_text("\n".join(_PRESENT) + "\n", encoding="utf-8")
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(folder), "--only-binary=:all:"]
-    pip += ["--python-version", python, "--implementation", "cp"]
-    pip += [f"--abi={abi}" for abi in (f"cp{python.replace('.', '')}", "abi3", "none")]
-    platforms = ["manylinux_2_28", "manylinux_2_34", "manylinux_2_31", "manylinux_2_17", "manylinux2014"]
-    pip += ["--platform=any", *[f"--platform={name}_x86_64" for name in platforms]]
-    subprocess.run([*pip, "--constraint", str(constraints), *_WITH_DEPENDENCIES], check=True)
-    subprocess.run([*pip, "--no-deps", *_ALONE, _VLLM], check=True)
-    (folder / "complete").touch()
-    return folder
-
-
-def unpack(wheels: Path, site: Path) -> None:
-    """Unpacks wheels without the files that no script reads."""
-    for wheel in sorted(wheels.glob("*.whl")):
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(site, [name for name in archive.namelist() if not _LEFT_OUT.search(name)])
-
-
-def cut_libraries(site: Path) -> None:
-    """Removes GPU code for other architectures and unused kernels, and the symbols that only debuggers read."""
-    for library in sorted(site.rglob("*.so")):
-        subprocess.run(["strip", "--strip-unneeded", str(library)], check=True)
-        before, after = fatbins.cut(library, 90, unused_kernels())
-        if before > 0:
-            print(f"{library.name}: {after / 1e6:.1f} MB of {before / 1e6:.1f} MB of GPU code", flush=True)
+def add_tests(sources: Path, site: Path) -> None:
+    """Copies vLLM's tests of attention backends."""
+    for name in _TESTS:
+        file = site / "vllm-tests" / "tests" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(sources / "tests" / name, file)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("output", type=Path)
-    parser.add_argument("--python", default="3.12", help="version of Python of the other machine")
+    parser = packing.parser(__doc__)
+    parser.add_argument("--tests", type=Path, metavar="SOURCES", help="vLLM's unpacked source archive")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        site = Path(folder)
-        unpack(download(options.python), site)
-        for name in _EMPTY:
-            (site / name).mkdir()
-            shutil.copy(Path(__file__).with_name("empty_package.py"), site / name / "__init__.py")
-        cut_libraries(site)
-        packer = "xz --threads=1 --lzma2=preset=6,dict=256MiB"
-        subprocess.run(
-            ["tar", "-C", folder, "--sort=name", "-I", packer, "-cf", options.output.resolve(), "."], check=True
-        )
-    print(f"{options.output}: {options.output.stat().st_size / 1e6:.1f} MB")
+
+    def fill(site: Path) -> None:
+        wheels = packing.download("vllm-gpu-wheels", options.python, _WITH_DEPENDENCIES, [*_ALONE, _VLLM])
+        packing.unpack(wheels, site, _LEFT_OUT)
+        packing.add_stand_ins(site, dict.fromkeys(_EMPTY, "0"))
+        if options.tests:
+            add_tests(options.tests, site)
+        if options.wheel:
+            packing.add_fovea(options.wheel, site)
+        packing.cut_libraries(site, unused_kernels())
+
+    packing.write(options.output, fill)
 
 
 if __name__ == "__main__":

@@ -2,35 +2,39 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs vLLM's own tests of attention backends, unchanged, with Fovea as the backend.
 
-    run_attention_tests.py CHECKOUT [options of pytest]
+    run_attention_tests.py SOURCES [options of pytest]
 
-CHECKOUT has the sources of the installed version of vLLM, with its tests. vllm_attention_plugin.py puts Fovea into the
-tests' lists of backends. Without a GPU they run on the CPU, in an environment of tools/vllm_venv.sh; the tests of MLA
-need a GPU.
+SOURCES has the tests of the installed version of vLLM: its unpacked source archive, or vllm-tests of the pack of
+pack_for_gpu.py. vllm_attention_plugin.py puts Fovea into the tests' lists of backends, and prints what passed as one
+line. Without a GPU they run on the CPU, in an environment of tools/vllm_venv.sh. There the tests of MLA with 128 heads
+take long: -k 'not mla_backends or small' chooses some. With pytest-xdist, "-n 8" runs eight at a time.
 """
 
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 _HERE = Path(__file__).resolve().parent
-_TEST = "tests/v1/attention/test_attention_backends.py"
-_MLA_TEST = "tests/v1/attention/test_mla_backends.py"
+_TESTS = [f"tests/v1/attention/test_{name}_backends.py" for name in ("attention", "mla")]
 _SETTINGS = {"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "WARNING", "TORCHDYNAMO_DISABLE": "1"}
 
 
-def main(checkout: Path, options: list[str]) -> int:
-    if not (checkout / _TEST).is_file():
-        raise SystemExit(f"{checkout / _TEST} does not exist: CHECKOUT must have vLLM's sources with its tests")
-    paths = [str(checkout), str(_HERE), os.environ.get("PYTHONPATH", "")]
-    environment = _SETTINGS | os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    pytest = [sys.executable, "-m", "pytest", "--noconftest", "-p", "vllm_attention_plugin", "-p", "no:cacheprovider"]
-    # Fovea refuses windows in encoder layers.
-    chosen = ["--rootdir", str(checkout), str(checkout / _TEST), "-k", "not sliding_window_encoder"]
-    if Path("/dev/nvidiactl").exists():
-        chosen.insert(2, str(checkout / _MLA_TEST))
-    return subprocess.run([*pytest, *chosen, *options], env=environment, check=False).returncode
+def main(sources: Path, options: list[str]) -> int:
+    for test in _TESTS:
+        if not (sources / test).is_file():
+            raise SystemExit(f"{sources / test} does not exist: SOURCES must have vLLM's tests")
+    with tempfile.TemporaryDirectory() as folder:
+        # The tests alone: a folder `vllm` next to them would hide the installed one.
+        root = Path(folder)
+        (root / "tests").symlink_to(sources / "tests")
+        paths = [str(root), str(_HERE), os.environ.get("PYTHONPATH", "")]
+        environment = _SETTINGS | os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        pytest = [sys.executable, "-m", "pytest", "--noconftest", "-p", "vllm_attention_plugin"]
+        pytest += ["-p", "no:cacheprovider", "--rootdir", folder]
+        tests = [str(root / test) for test in _TESTS]
+        return subprocess.run([*pytest, *tests, *options], env=environment, check=False).returncode
 
 
 if __name__ == "__main__":

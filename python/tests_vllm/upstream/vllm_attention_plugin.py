@@ -2,15 +2,18 @@
 """pytest plugin of run_attention_tests.py: Fovea in the place of the backends that vLLM's tests list.
 
 It changes no test. The tests' layers are mocks that no builder can find, so each is registered before it runs. Their
-models are configs of testdata, because nothing is downloaded.
+models are configs of testdata, because nothing is downloaded. MLA layers of Fovea use no prefill backend of vLLM, so
+the tests that differ in it only are left out but for one, and what they make is empty.
 """
 
 import functools
 import json
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +30,11 @@ from vllm.distributed import (
     initialize_model_parallel,
 )
 from vllm.platforms import current_platform
+from vllm.v1.attention.backends.mla.prefill import (
+    MLAPrefillBackend,
+    MLAPrefillBackendEnum,
+    register_mla_prefill_backend,
+)
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 from vllm.v1.worker.workspace import init_workspace_manager, reset_workspace_manager
 
@@ -44,6 +52,7 @@ _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 _MLA_BLOCK = 16
+_REFUSED = "test_sliding_window_encoder_backend_correctness"  # Fovea refuses windows in encoder layers
 _ModelConfig = vllm.config.ModelConfig
 
 
@@ -77,7 +86,10 @@ class _Models:
         return _ModelConfig | other
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    left_out = [item for item in items if _is_left_out(item)]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
     for module in {item.module for item in items}:
         if hasattr(module, "BACKEND_BLOCK_SIZES"):
             _test_mla(module)
@@ -86,6 +98,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             getattr(module, name)[:] = [AttentionBackendEnum.CUSTOM]
         module.try_get_attention_backend = _classes
         module._test_backend_correctness = functools.partial(_only_fovea, module._test_backend_correctness)
+
+
+def _is_left_out(item: pytest.Item) -> bool:
+    prefill = item.callspec.params.get("prefill_backend", MLAPrefillBackendEnum.FLASH_ATTN)
+    return item.originalname == _REFUSED or prefill is not MLAPrefillBackendEnum.FLASH_ATTN
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Prints what each file's tests gave, as one line."""
+    counts: dict[str, Counter[str]] = {}
+    for outcome in ("passed", "failed", "error", "skipped"):
+        for report in terminalreporter.stats.get(outcome, []):
+            counts.setdefault(Path(report.nodeid.split("::")[0]).name, Counter())[outcome] += 1
+    texts = [f"{name} {', '.join(f'{n} {outcome}' for outcome, n in c.items())}" for name, c in sorted(counts.items())]
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    terminalreporter.write_line(f"vLLM {vllm.__version__}, Fovea on {device}: {'; '.join(texts)}")
 
 
 def _only_fovea(check: Any, batch: Any, model: str, backends: list[Any], *arguments: Any, **options: Any) -> None:
@@ -134,8 +162,46 @@ def _test_mla(module: Any) -> None:
     register_backend(custom, "fovea.vllm.mla.MlaBackend")  # the tests ask for its class while no model is current
     for name in ("BACKENDS_TO_TEST", "SPEC_DECODE_BACKENDS"):
         getattr(module, name)[:] = [custom]
+    register_mla_prefill_backend(MLAPrefillBackendEnum.FLASH_ATTN, f"{__name__}.NoPrefillBackend")
     module.BACKEND_BLOCK_SIZES[custom] = _MLA_BLOCK
+    if not torch.cuda.is_available():
+        module.ops = SimpleNamespace(concat_and_cache_mla=_store_mla)
     module.try_get_attention_backend = lambda backend: (_make_mla_builder, _make_mla_impl)
+
+
+class NoPrefillBackend(MLAPrefillBackend):
+    """Stands for the backend that the tests make and Fovea's layers never call."""
+
+    def __init__(self, **options: Any) -> None:
+        pass
+
+    @staticmethod
+    def get_name() -> str:
+        return "NONE"
+
+    @classmethod
+    def validate_configuration(cls, *arguments: Any) -> list[str]:
+        return []
+
+    def run_prefill_new_tokens(self, *arguments: Any, **options: Any) -> Any:
+        raise NotImplementedError("Fovea's layers use no prefill backend of vLLM")
+
+    run_prefill_context_chunk = run_prefill_new_tokens
+
+
+def _store_mla(
+    kv_c: torch.Tensor,
+    k_pe: torch.Tensor,
+    kv_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    kv_cache_dtype: str,
+    scale: torch.Tensor,
+) -> None:
+    """Does on a CPU what vLLM's kernel of that name does on a GPU."""
+    rows = torch.cat([kv_c, k_pe], dim=-1)
+    if kv_cache_dtype.startswith("fp8"):
+        rows = (rows.float() / scale).to(torch.float8_e4m3fn).view(torch.uint8)
+    kv_cache.view(-1, kv_cache.shape[-1])[slot_mapping] = rows
 
 
 def _make_mla_builder(*arguments: Any) -> MlaMetadataBuilder:
