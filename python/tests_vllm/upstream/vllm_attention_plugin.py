@@ -159,7 +159,6 @@ def _default_dtype(config: VllmConfig) -> Iterator[None]:
 
 def _test_mla(module: Any) -> None:
     custom = AttentionBackendEnum.CUSTOM
-    register_backend(custom, "fovea.vllm.mla.MlaBackend")  # the tests ask for its class while no model is current
     for name in ("BACKENDS_TO_TEST", "SPEC_DECODE_BACKENDS"):
         getattr(module, name)[:] = [custom]
     register_mla_prefill_backend(MLAPrefillBackendEnum.FLASH_ATTN, f"{__name__}.NoPrefillBackend")
@@ -221,6 +220,13 @@ def _forward_mha(config: VllmConfig, forward: Any, *tensors: Any, **options: Any
     for name, layer in config.compilation_config.static_forward_context.items():
         layer.layer_name, layer.kv_cache = name, tensors[3]
     forward(*tensors, **options)
+
+
+@pytest.fixture(autouse=True)
+def custom_class(request: pytest.FixtureRequest) -> None:
+    """Makes CUSTOM the class of the test's file. The tests ask for it while no model is current."""
+    mla = hasattr(request.module, "BACKEND_BLOCK_SIZES")
+    register_backend(AttentionBackendEnum.CUSTOM, f"fovea.vllm.{'mla.MlaBackend' if mla else 'mha.MhaBackend'}")
 
 
 @pytest.fixture
