@@ -66,11 +66,14 @@ class Llama:
         out = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         return out.transpose(1, 2).flatten(2) @ self.weights[f"{name}.o_proj.weight"].T
 
-    def logits(self, tokens):
+    def logits(self, tokens, taken=None):
+        """Returns the logits after each token; appends the residual stream before each layer to the list `taken`."""
         weights, eps = self.weights, self.config["rms_norm_eps"]
         embedding = weights["model.embed_tokens.weight"]
         x = embedding[tokens]
         for layer in range(self.config["num_hidden_layers"]):
+            if taken is not None:
+                taken.append(x)
             name = f"model.layers.{layer}"
             x = x + self.attention(norm(x, weights[f"{name}.input_layernorm.weight"], eps), f"{name}.self_attn")
             y = norm(x, weights[f"{name}.post_attention_layernorm.weight"], eps)
@@ -94,11 +97,14 @@ def read_weights(path):
 
 
 def write_weights(path, weights):
+    """Writes integers as they are, everything else as bf16."""
     header, parts, offset = {"__metadata__": {"format": "pt"}}, [], 0
     for name in sorted(weights):
-        tensor = weights[name].detach().bfloat16().cpu().contiguous()
-        parts.append(tensor.view(torch.int16).numpy().tobytes())
-        header[name] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [offset, offset + len(parts[-1])]}
+        tensor, dtype = weights[name].detach().cpu().contiguous(), "I64"
+        if tensor.dtype != torch.int64:
+            tensor, dtype = tensor.bfloat16().view(torch.int16), "BF16"
+        parts.append(tensor.numpy().tobytes())
+        header[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [offset, offset + len(parts[-1])]}
         offset += len(parts[-1])
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)

@@ -134,8 +134,9 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags) {
       "--overlap", [&options] { options.overlap = true; }, "enqueue the next step while one runs");
   command.add_option("--speculate", options.speculate,
                      "verify guessed tokens, several in a step: ngram guesses what followed the "
-                     "text's last tokens earlier, draft:FOLDER what a smaller model says; the "
-                     "text is the same. With random weights, oracle:LENGTH accepts drafts such "
+                     "text's last tokens earlier, draft:FOLDER what a smaller model says, "
+                     "eagle:FOLDER what an EAGLE-3 head of the model says; the text is the same. "
+                     "With random weights, oracle:LENGTH accepts drafts such "
                      "that a step yields LENGTH tokens on average, to measure its time");
   command.add_option("--max-drafts", options.max_drafts, "guessed tokens per request and step")
       ->capture_default_str();

@@ -88,6 +88,7 @@ class CacheSet {
   RequestTable& table() { return table_; }
   const PageAllocator& pages() const { return pages_; }
   int32_t page_size() const { return options_.page_size; }
+  int64_t slots() const { return options_.plan.pages * options_.page_size; }
   bool prefix_cache() const { return prefix_ != nullptr; }
   bool has_state() const { return state_ != nullptr; }
   bool empty() const;  // true if no pool holds anything

@@ -44,6 +44,7 @@ CudaBatch::Layout CudaBatch::layout_from(size_t begin, const BatchLimits& limits
   at.tokens = take(tokens * sizeof(int32_t));
   at.positions = take(tokens * sizeof(int32_t));
   at.logit_rows = take(tokens * sizeof(int32_t));
+  at.features = take(tokens * sizeof(int32_t));
   at.token_rows = take(tokens * sizeof(int32_t));
   at.drawn_by = take(tokens * sizeof(int32_t));
   at.out_slots = take(tokens * sizeof(int64_t));
@@ -122,8 +123,8 @@ PassSize CudaBatch::fill(std::span<const PassPart> parts, RequestTable& table) {
     size = fill_arrays(
         parts, limits_, table,
         {host<int32_t>(at.tokens), host<int32_t>(at.positions), host<int32_t>(at.logit_rows),
-         host<int64_t>(at.out_slots), host<int32_t>(at.q_indptr), host<int32_t>(at.kv_lens),
-         host<int32_t>(at.rows)});
+         host<int32_t>(at.features), host<int64_t>(at.out_slots), host<int32_t>(at.q_indptr),
+         host<int32_t>(at.kv_lens), host<int32_t>(at.rows)});
   } catch (...) {
     step_back();
     throw;
@@ -164,7 +165,7 @@ void CudaBatch::pad(const PassSize& filled, const PassSize& padded) {
 void CudaBatch::pad(const Layout& at, const PassSize& filled, const PassSize& padded) {
   for (int32_t i = filled.tokens; i < padded.tokens; ++i) {
     host<int32_t>(at.tokens)[i] = host<int32_t>(at.positions)[i] = 0;
-    host<int32_t>(at.token_rows)[i] = 0;
+    host<int32_t>(at.token_rows)[i] = host<int32_t>(at.features)[i] = 0;
     host<int32_t>(at.drawn_by)[i] = -1;
     host<int64_t>(at.out_slots)[i] = -1;
   }
@@ -274,7 +275,9 @@ ModelInputs CudaBatch::inputs(const PassSize& size) const {
   const auto tokens = static_cast<size_t>(size.tokens);
   return {{device<int32_t>(at.tokens), tokens},
           {device<int32_t>(at.positions), tokens},
-          {device<int32_t>(at.logit_rows), static_cast<size_t>(size.logit_rows)}};
+          {device<int32_t>(at.logit_rows), static_cast<size_t>(size.logit_rows)},
+          {device<int64_t>(at.out_slots), tokens},
+          {device<int32_t>(at.features), tokens}};
 }
 
 }  // namespace fovea

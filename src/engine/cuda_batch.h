@@ -84,8 +84,8 @@ class CudaBatch {
   // Offsets in bytes into the blocks of both host and device. Passes of up to few_tokens() tokens,
   // such as decode steps, have arrays of their own, because all arrays of a layout are copied.
   struct Layout {
-    size_t begin, tokens, positions, logit_rows, token_rows, drawn_by, out_slots, q_indptr, kv_lens,
-        rows, state_slots, shared_prefix, draws, end;
+    size_t begin, tokens, positions, logit_rows, features, token_rows, drawn_by, out_slots,
+        q_indptr, kv_lens, rows, state_slots, shared_prefix, draws, end;
   };
   struct Layouts {
     Layout few, many;

@@ -368,6 +368,7 @@ PassAddresses CudaModelRunner::addresses(const PassSize& size) const {
   found.add("tokens", inputs.tokens.data());
   found.add("positions of tokens", inputs.positions.data());
   found.add("logit_rows", inputs.logit_rows.data());
+  found.add("features of tokens", inputs.features.data());
   found.add("draws", batch_.draws(size));
   found.add("logits", logits_.data());
   for (size_t group = 0; group < model_.model().info().groups.size(); ++group) {

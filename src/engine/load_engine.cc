@@ -71,8 +71,9 @@ void add_drafter(const EngineOptions& options, DeviceInfo device, std::optional<
   if (!draft) return;
   if (device.kind == DeviceKind::cpu) device.cores = parts.threads->size();
   SizedEngine sized = size_draft_model(*draft, device);
-  parts.drafter_bytes = planned_memory(*draft->model, sized, parts.threads->size()).total();
-  parts.drafter = make_model_drafter(*draft, std::move(sized), *parts.threads, host_draws);
+  parts.drafter_bytes = draft_bytes(*draft, sized, parts.caches->slots(), parts.threads->size());
+  parts.drafter =
+      make_model_drafter(*draft, std::move(sized), *parts.threads, *parts.caches, host_draws);
   parts.draft_model = std::move(draft->model);
 }
 
@@ -91,7 +92,8 @@ std::unique_ptr<Engine> load_checked(const EngineOptions& given, const ModelRank
   // Each of several ranks has the whole draft model.
   std::optional<DraftModel> draft;
   if (has_draft_model(options)) {
-    draft = load_draft_model(options, make_model_device(options, device, *threads, {}), *threads);
+    draft = load_draft_model(options, make_model_device(options, device, *threads, {}), *threads,
+                             *model);
   }
 
   const ModelInfo& info = model->info();
@@ -119,6 +121,7 @@ std::unique_ptr<Engine> load_checked(const EngineOptions& given, const ModelRank
   parts.weight_bytes = parts.model->weight_bytes();
   parts.cache_bytes = sized.caches.plan.bytes;
   parts.caches = std::make_unique<CacheSet>(std::move(sized.caches));
+  if (draft) connect_head(*draft, parts.caches->slots(), *parts.model);
   parts.runner = make_model_runner(*parts.model, *parts.caches, *parts.threads, parts.selections,
                                    {.limits = sized.limits,
                                     .max_graph_requests = options.max_graph_requests,

@@ -2,7 +2,9 @@
 #include "engine/model_drafter.h"
 
 #include <algorithm>
+#include <new>
 #include <optional>
+#include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -15,15 +17,15 @@
 namespace fovea {
 namespace {
 
-// A step computes the request's last token, and before it the last draft if all were accepted.
-constexpr int32_t kMaxWidth = 2;
 // A token that a pass in flight draws.
 constexpr int32_t kUnknownToken = 0;
 
-// A request as the draft model sees it.
+// A request as the draft model sees it. Token i of a head is token i + 1 of the text.
 struct DraftState {
   CacheLease lease;
   std::vector<int32_t> tokens;  // in the caches; rejected drafts among them are replaced
+  int32_t exact = 0;            // those of the text; a head computes drafts after them anew
+  std::string salt;             // of its cached prefixes
   SamplingParams sampling;      // the rules of draws alone, without log-probabilities
 };
 
@@ -31,18 +33,22 @@ struct DraftState {
 struct Drafting {
   Request* request = nullptr;
   DraftState* state = nullptr;
-  int32_t begin = 0;      // tokens in the caches when the step began
-  int32_t wanted = 0;     // drafts
-  int32_t pending = 0;    // drafts that passes in flight draw
-  int32_t drawn_by = -1;  // with `pending`: its draw in the pass enqueued last
-  bool ended = false;     // a draft could not be drawn
+  int32_t begin = 0;       // tokens in the caches when the step began
+  int32_t wanted = 0;      // drafts
+  int32_t pending = 0;     // drafts that passes in flight draw
+  int32_t drawn_by = -1;   // with `pending`: its draw in the pass enqueued last
+  bool ended = false;      // a draft could not be drawn
+  int32_t skipped = 0;     // tokens of the text before the draft model's first one
+  int32_t hidden_row = 0;  // of a head: the row of its hidden state in the pass enqueued last
   int32_t computed() const { return static_cast<int32_t>(state->tokens.size()); }
   int32_t drafts() const { return static_cast<int32_t>(request->chain.size()) - 1 + pending; }
-  // Returns the number of tokens, drafts included, whose continuation is the next draft.
-  int32_t length() const { return request->length() + drafts(); }
+  // Returns the draft model's tokens of the text without drafts.
+  int32_t text_length() const { return request->length() - skipped; }
+  // Returns the number of its tokens, drafts included, whose continuation is the next draft.
+  int32_t length() const { return text_length() + drafts(); }
   int32_t token(int32_t position) const {
-    const int32_t first_draft = request->length();
-    if (position < first_draft) return request->tokens[static_cast<size_t>(position)];
+    const int32_t first_draft = text_length();
+    if (position < first_draft) return request->tokens[static_cast<size_t>(position + skipped)];
     const auto draft = static_cast<size_t>(position - first_draft) + 1;
     return draft < request->chain.size() ? request->chain[draft] : kUnknownToken;
   }
@@ -68,7 +74,7 @@ SamplingParams rules_of_draws(const SamplingParams& sampling) {
 
 class ModelDrafter final : public Drafter {
  public:
-  ModelDrafter(Model& model, SizedEngine sized, const EngineOptions& options, ThreadPool& threads,
+  ModelDrafter(const DraftModel& draft, SizedEngine sized, ThreadPool& threads, CacheSet& caches,
                bool host_draws);
   void draft(std::span<Request* const> requests, int32_t max_drafts) override;
   void forget(int64_t request) override;
@@ -79,10 +85,13 @@ class ModelDrafter final : public Drafter {
   void begin(Request& request, int32_t max_drafts);
   bool choose(DraftPass& pass);
   void enqueue(DraftPass& pass);
+  void add_features(const Drafting& drafting, int32_t count);
   void collect(const DraftPass& pass, bool has_logits);
   void take_token(Drafting& drafting, int32_t drawn, std::span<const float> logits);
 
   Model& model_;
+  const bool is_head_;
+  CacheSet& target_;  // caches of the model that it drafts for
   BatchLimits limits_;
   std::vector<GroupSelection> selections_;
   CacheSet caches_;
@@ -92,32 +101,41 @@ class ModelDrafter final : public Drafter {
   std::unordered_map<int64_t, DraftState> states_;  // by the request's id
   std::vector<Drafting> active_;
   DraftPass passes_[2];
-  std::vector<int32_t> tokens_, drawn_;  // arrays of one pass
+  std::vector<int32_t> tokens_, features_, drawn_;  // arrays of one pass
   std::vector<PassPart> parts_;
 };
 
-ModelDrafter::ModelDrafter(Model& model, SizedEngine sized, const EngineOptions& options,
-                           ThreadPool& threads, bool host_draws)
-    : model_(model),
+ModelDrafter::ModelDrafter(const DraftModel& draft, SizedEngine sized, ThreadPool& threads,
+                           CacheSet& caches, bool host_draws)
+    : model_(*draft.model),
+      is_head_(draft.head != nullptr),
+      target_(caches),
       limits_(sized.limits),
       selections_(std::move(sized.selections)),
       caches_(std::move(sized.caches)),
-      runner_(make_model_runner(model, caches_, threads, selections_,
+      runner_(make_model_runner(model_, caches_, threads, selections_,
                                 {.limits = limits_,
-                                 .max_graph_requests = options.max_graph_requests,
+                                 .max_graph_requests = draft.options.max_graph_requests,
                                  .cuda_graphs = sized.cuda_graphs,
                                  .logit_rows = sized.logit_rows(),
                                  .host_draws = host_draws,
                                  .max_width = sized.max_width})),
-      sampler_(model.info().vocabulary),
+      sampler_(model_.info().vocabulary),
       logits_(
           std::make_unique_for_overwrite<float[]>(static_cast<size_t>(limits_.max_requests) *
-                                                  static_cast<size_t>(model.info().vocabulary))) {}
+                                                  static_cast<size_t>(model_.info().vocabulary))) {}
 
+// Leaves the text to the prefix cache.
 void ModelDrafter::forget(int64_t request) {
   const auto found = states_.find(request);
   if (found == states_.end()) return;
-  caches_.release(found->second.lease);
+  DraftState& state = found->second;
+  const size_t known = std::min(state.tokens.size(), static_cast<size_t>(state.exact));
+  try {
+    caches_.publish(state.lease, {std::span(state.tokens).first(known), state.salt});
+  } catch (const std::bad_alloc&) {  // costs a later request time only
+  }
+  caches_.release(state.lease);
   states_.erase(found);
 }
 
@@ -148,24 +166,41 @@ void ModelDrafter::draft(std::span<Request* const> requests, int32_t max_drafts)
 // Finds the part of the request's text that is in the caches already.
 void ModelDrafter::begin(Request& request, int32_t max_drafts) {
   request.chain.assign(1, request.tokens.back());
-  const int32_t room = limits_.max_kv_len - request.length();
+  const int32_t skipped = is_head_ ? 1 : 0;
+  const int32_t length = request.length() - skipped;
+  const int32_t room = limits_.max_kv_len - length;
   const int32_t wanted = std::min({max_drafts, request.max_drafts(), room});
-  if (wanted <= 0) return;
+  if (wanted <= 0 || length == 0) return;
   DraftState& state = states_[request.id];
   if (state.lease.row == 0 && !admit(request, state)) return;
-  const auto same = std::ranges::mismatch(state.tokens, request.tokens).in1;
+  const auto text = std::span(request.tokens).subspan(static_cast<size_t>(skipped));
+  const auto same = std::ranges::mismatch(state.tokens, text).in1;
   // The last token is computed again if need be, because its logits give the first draft.
-  const auto kept = std::min<int64_t>(same - state.tokens.begin(), request.length() - 1);
+  auto kept = std::min<int64_t>(same - state.tokens.begin(), length - 1);
+  if (is_head_) kept = std::min<int64_t>(kept, state.exact);
+  state.exact = length;
   state.tokens.resize(static_cast<size_t>(kept));
-  active_.push_back({&request, &state, static_cast<int32_t>(kept), wanted});
+  active_.push_back({.request = &request,
+                     .state = &state,
+                     .begin = static_cast<int32_t>(kept),
+                     .wanted = wanted,
+                     .skipped = skipped});
 }
 
 bool ModelDrafter::admit(const Request& request, DraftState& state) {
-  std::optional<CacheLease> lease = caches_.admit({request.tokens, request.salt}, true, 0);
+  std::span<const int32_t> tokens = request.tokens;
+  state.salt = request.salt;
+  if (is_head_) {  // the token before its first one determines features, too
+    state.salt.append(reinterpret_cast<const char*>(tokens.data()), sizeof(int32_t));
+    tokens = tokens.subspan(1);
+  }
+  std::optional<CacheLease> lease = caches_.admit({tokens, state.salt}, true, 0);
   if (!lease) return false;
   state.lease = std::move(*lease);
   state.sampling = rules_of_draws(request.sampling);
-  state.tokens.assign(request.tokens.begin(), request.tokens.begin() + state.lease.cached_tokens);
+  const auto cached = tokens.first(static_cast<size_t>(state.lease.cached_tokens));
+  state.tokens.assign(cached.begin(), cached.end());
+  state.exact = state.lease.cached_tokens;
   return true;
 }
 
@@ -199,12 +234,25 @@ bool ModelDrafter::choose(DraftPass& pass) {
   return !pass.members.empty();
 }
 
+// Adds the features of the request's next tokens: those that the model noted of its text, then the
+// head's hidden state before a draft.
+void ModelDrafter::add_features(const Drafting& drafting, int32_t count) {
+  const std::span<const int32_t> slots = target_.table().row(drafting.request->lease.row);
+  const auto hidden_states = static_cast<int32_t>(target_.slots());
+  for (int32_t i = drafting.computed(); i < drafting.computed() + count; ++i) {
+    features_.push_back(i < drafting.text_length() ? slots[static_cast<size_t>(i)]
+                                                   : hidden_states + drafting.hidden_row);
+  }
+}
+
 void ModelDrafter::enqueue(DraftPass& pass) {
   tokens_.clear();
+  features_.clear();
   for (size_t i = 0; i < pass.members.size(); ++i) {
     const Drafting& drafting = active_[pass.members[i]];
     for (int32_t k = 0; k < pass.counts[i]; ++k)
       tokens_.push_back(drafting.token(drafting.computed() + k));
+    if (is_head_) add_features(drafting, pass.counts[i]);
   }
   parts_.clear();
   size_t first = 0;
@@ -216,15 +264,19 @@ void ModelDrafter::enqueue(DraftPass& pass) {
                       .lease = &drafting.state->lease,
                       .logit_rows = pass.draws[i] ? 1 : 0,
                       .sampling = pass.draws[i] ? &drafting.state->sampling : nullptr,
-                      .drawn_by = drafting.pending > 0 ? drafting.drawn_by : -1});
+                      .drawn_by = drafting.pending > 0 ? drafting.drawn_by : -1,
+                      .skipped = drafting.skipped});
+    if (is_head_) parts_.back().features = std::span(features_).subspan(first, count);
     first += count;
   }
   runner_->enqueue(parts_);
+  int32_t hidden_row = 0;
   for (size_t i = 0; i < pass.members.size(); ++i) {
     Drafting& drafting = active_[pass.members[i]];
     const std::span<const int32_t> computed = parts_[i].tokens;
     drafting.state->tokens.insert(drafting.state->tokens.end(), computed.begin(), computed.end());
     drafting.pending += pass.draws[i];
+    if (pass.draws[i]) drafting.hidden_row = hidden_row++;
     drafting.drawn_by = static_cast<int32_t>(i);
   }
 }
@@ -250,8 +302,9 @@ void ModelDrafter::take_token(Drafting& drafting, int32_t drawn, std::span<const
   --drafting.pending;
   if (drafting.state == nullptr || drafting.ended) return;  // its memory was given back
   std::vector<int32_t>& text = drafting.state->tokens;
-  const auto position =
-      static_cast<size_t>(drafting.request->length()) + drafting.request->chain.size() - 1;
+  const size_t drafts = drafting.request->chain.size() - 1;
+  const auto position = static_cast<size_t>(drafting.request->length()) + drafts;
+  const auto own_position = static_cast<size_t>(drafting.text_length()) + drafts;
   try {
     if (drawn < 0 && !logits.empty()) {
       drawn = sampler_.sample(logits, drafting.state->sampling, position).token;
@@ -261,69 +314,19 @@ void ModelDrafter::take_token(Drafting& drafting, int32_t drawn, std::span<const
   if (drawn < 0) {
     drafting.ended = true;
     drafting.wanted = 0;
-    text.resize(std::min(text.size(), position));
+    text.resize(std::min(text.size(), own_position));
     return;
   }
   drafting.request->chain.push_back(drawn);
-  if (text.size() > position) text[position] = drawn;
+  if (text.size() > own_position) text[own_position] = drawn;
 }
 
 }  // namespace
 
-bool has_draft_model(const EngineOptions& options) {
-  return options.speculate.starts_with(kDraftPrefix);
-}
-
-DraftModel load_draft_model(const EngineOptions& options, std::shared_ptr<ModelDevice> device,
-                            ThreadPool& threads) {
-  DraftModel draft{nullptr, options};
-  draft.options.model_path = options.speculate.substr(kDraftPrefix.size());
-  draft.options.speculate.clear();
-  draft.options.always_speculate = false;
-  draft.options.backend = {};
-  draft.options.decode_backend.reset();
-  draft.model = load_model_of(draft.options, std::move(device), threads);
-  const ModelInfo& info = draft.model->info();
-  const bool has_states = std::ranges::any_of(
-      info.groups, [](const LayerGroup& group) { return is_linear(group.spec.kind); });
-  if (has_states) {
-    fail(ErrorCode::unsupported,
-         "speculate: the draft model {} has recurrent states, which cannot forget rejected drafts",
-         info.architecture);
-  }
-  return draft;
-}
-
-void divide_budget(const ModelInfo& model, size_t free_bytes, EngineOptions& options,
-                   DraftModel& draft) {
-  const ModelInfo& info = draft.model->info();
-  check_argument(model.vocabulary == info.vocabulary,
-                 "speculate: the draft model has a vocabulary of {} tokens, the model of {}",
-                 info.vocabulary, model.vocabulary);
-  const auto page_bytes = [](const ModelInfo& of, const EngineOptions& given) {
-    double bytes = 0;
-    for (const CacheGroup& group : cache_groups(of, given))
-      if (group.kv) bytes += static_cast<double>(kv_pool_bytes(*group.kv, 1));
-    return bytes;
-  };
-  const double own = page_bytes(model, options), other = page_bytes(info, draft.options);
-  const size_t budget = options.kv_memory_bytes > 0 ? options.kv_memory_bytes : free_bytes / 2;
-  draft.options.kv_memory_bytes =
-      static_cast<size_t>(static_cast<double>(budget) * (other / (own + other)));
-  options.kv_memory_bytes = budget - draft.options.kv_memory_bytes;
-  draft.options.max_context = std::min(options.max_context, info.max_context);
-}
-
-SizedEngine size_draft_model(const DraftModel& draft, const DeviceInfo& device) {
-  SizedEngine sized = size_engine(draft.options, draft.model->info(), device, 0);
-  sized.max_width = kMaxWidth;
-  return sized;
-}
-
 std::unique_ptr<Drafter> make_model_drafter(const DraftModel& draft, SizedEngine sized,
-                                            ThreadPool& threads, bool host_draws) {
-  return std::make_unique<ModelDrafter>(*draft.model, std::move(sized), draft.options, threads,
-                                        host_draws);
+                                            ThreadPool& threads, CacheSet& caches,
+                                            bool host_draws) {
+  return std::make_unique<ModelDrafter>(draft, std::move(sized), threads, caches, host_draws);
 }
 
 }  // namespace fovea

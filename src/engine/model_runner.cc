@@ -49,7 +49,7 @@ class HostModelRunner final : public ModelRunner {
   std::vector<float> logits_;        // the last pass's, if this object draws tokens
   std::vector<int32_t> last_drawn_;  // the last pass's
   // Arrays of the batch, with room for the limits. Each pass fills their beginning.
-  std::vector<int32_t> tokens_, positions_, logit_rows_;
+  std::vector<int32_t> tokens_, positions_, logit_rows_, features_;
   std::vector<int64_t> out_slots_;
   std::vector<int32_t> q_indptr_, kv_lens_, rows_, state_slots_, shared_prefix_;
 };
@@ -65,7 +65,8 @@ HostModelRunner::HostModelRunner(ReservedModel model, CacheSet& caches,
   if (options.host_draws) sampler_.emplace(model_.model().info().vocabulary);
   const auto tokens = static_cast<size_t>(limits_.max_tokens);
   const auto requests = static_cast<size_t>(limits_.max_requests);
-  for (std::vector<int32_t>* array : {&tokens_, &positions_, &logit_rows_}) array->resize(tokens);
+  for (std::vector<int32_t>* array : {&tokens_, &positions_, &logit_rows_, &features_})
+    array->resize(tokens);
   out_slots_.resize(tokens);
   q_indptr_.resize(requests + 1);
   for (std::vector<int32_t>* array : {&kv_lens_, &rows_, &state_slots_, &shared_prefix_}) {
@@ -79,8 +80,8 @@ void HostModelRunner::enqueue(std::span<const PassPart> parts) {
   result.drawn.assign(static_cast<size_t>(count_draws(parts)), -1);
   const PassSize size =
       fill_arrays(parts, limits_, caches_.table(),
-                  {tokens_.data(), positions_.data(), logit_rows_.data(), out_slots_.data(),
-                   q_indptr_.data(), kv_lens_.data(), rows_.data()});
+                  {tokens_.data(), positions_.data(), logit_rows_.data(), features_.data(),
+                   out_slots_.data(), q_indptr_.data(), kv_lens_.data(), rows_.data()});
   take_drawn_tokens(parts);
   for (size_t i = 0; i < parts.size(); ++i) state_slots_[i] = parts[i].lease->state_slot;
   BatchView view = batch(size);
@@ -91,7 +92,9 @@ void HostModelRunner::enqueue(std::span<const PassPart> parts) {
   const auto tokens = static_cast<size_t>(size.tokens);
   model_.forward(view, {{tokens_.data(), tokens},
                         {positions_.data(), tokens},
-                        {logit_rows_.data(), static_cast<size_t>(size.logit_rows)}});
+                        {logit_rows_.data(), static_cast<size_t>(size.logit_rows)},
+                        {out_slots_.data(), tokens},
+                        {features_.data(), tokens}});
   if (draws()) draw(parts, size.logit_rows, result.drawn);
   last_drawn_ = result.drawn;
   result.times.end = std::chrono::steady_clock::now();
@@ -181,7 +184,7 @@ size_t host_batch_bytes(const BatchLimits& limits) {
   const auto requests = static_cast<size_t>(limits.max_requests);
   const auto tokens = static_cast<size_t>(limits.max_tokens);
   const size_t table = (requests + 1) * static_cast<size_t>(limits.max_kv_len) * sizeof(int32_t);
-  return table + tokens * (3 * sizeof(int32_t) + sizeof(int64_t)) +
+  return table + tokens * (4 * sizeof(int32_t) + sizeof(int64_t)) +
          (5 * requests + 1) * sizeof(int32_t);
 }
 

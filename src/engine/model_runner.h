@@ -27,13 +27,17 @@ struct PassPart {
   // If not negative, the draw of the pass enqueued before that is this part's only token. The value
   // in `tokens` is then ignored.
   int32_t drawn_by = -1;
+  std::span<const int32_t> features = {};  // for a head: one a token, see ModelInputs
+  // Tokens between the last one that a row has read and the one drawn from it: 1 for a head, whose
+  // inputs at a position are features of it and the token after it.
+  int32_t skipped = 0;
 
   // Returns the number of its entries in the list of draws of the pass; without `sampling` there is
   // one, which draws nothing.
   int32_t draws() const { return sampling != nullptr ? logit_rows : 1; }
   // Returns the position of the token that row `row` of its logits gives.
   int32_t drawn_position(int32_t row) const {
-    return begin + static_cast<int32_t>(tokens.size()) - logit_rows + row + 1;
+    return begin + static_cast<int32_t>(tokens.size()) - logit_rows + row + 1 + skipped;
   }
 };
 

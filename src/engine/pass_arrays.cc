@@ -21,6 +21,10 @@ PassSize fill_arrays(std::span<const PassPart> parts, const BatchLimits& limits,
                    limits.max_tokens);
     const std::span<const int32_t> slots = table.row(part.lease->row);
     std::copy(part.tokens.begin(), part.tokens.end(), arrays.tokens + size.tokens);
+    check_argument(part.features.empty() || part.features.size() == part.tokens.size(),
+                   "a part has {} features, must have {}, as it has tokens", part.features.size(),
+                   part.tokens.size());
+    std::copy(part.features.begin(), part.features.end(), arrays.features + size.tokens);
     for (int32_t i = 0; i < count; ++i) {
       arrays.positions[size.tokens + i] = part.begin + i;
       arrays.out_slots[size.tokens + i] = slots[static_cast<size_t>(part.begin + i)];

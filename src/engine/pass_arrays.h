@@ -26,10 +26,10 @@ struct PassSize {
 // Host memory of a runner, with room for its BatchLimits. The names are those of ModelInputs and
 // BatchView.
 struct PassArrays {
-  int32_t *tokens, *positions, *logit_rows;  // [max_tokens]
-  int64_t* out_slots;                        // [max_tokens]
-  int32_t* q_indptr;                         // [max_requests + 1]
-  int32_t *kv_lens, *request_rows;           // [max_requests]
+  int32_t *tokens, *positions, *logit_rows, *features;  // [max_tokens]
+  int64_t* out_slots;                                   // [max_tokens]
+  int32_t* q_indptr;                                    // [max_requests + 1]
+  int32_t *kv_lens, *request_rows;                      // [max_requests]
 };
 
 // Fills the arrays, one request per part, and returns all sizes but those of draws, and without

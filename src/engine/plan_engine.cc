@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <limits>
 #include <optional>
@@ -15,7 +16,7 @@
 #include "core/quote.h"
 #include "engine/available_memory.h"
 #include "engine/cuda_batch.h"
-#include "engine/model_drafter.h"
+#include "engine/draft_model.h"
 #include "engine/model_runner.h"
 #include "engine/sampler.h"
 #include "engine/shared_prefixes.h"
@@ -89,11 +90,14 @@ BatchLimits batch_limits(const EngineOptions& options, const CacheSetOptions& ca
 
 void check_speculation(const EngineOptions& options) {
   const bool drafts =
-      options.speculate.starts_with(kDraftPrefix) && options.speculate.size() > kDraftPrefix.size();
+      std::ranges::any_of(std::array{kDraftPrefix, kEaglePrefix}, [&](std::string_view prefix) {
+        return options.speculate.starts_with(prefix) && options.speculate.size() > prefix.size();
+      });
   const bool oracle = options.speculate.starts_with(kOraclePrefix);
-  check_argument(options.speculate.empty() || options.speculate == "ngram" || drafts || oracle,
-                 "speculate is '{}', must be ngram, draft:MODEL, oracle:LENGTH or empty",
-                 printable(options.speculate));
+  check_argument(
+      options.speculate.empty() || options.speculate == "ngram" || drafts || oracle,
+      "speculate is '{}', must be ngram, draft:MODEL, eagle:HEAD, oracle:LENGTH or empty",
+      printable(options.speculate));
   check_argument(options.max_drafts >= 1 && options.max_drafts <= kMaxDrafts,
                  "max_drafts is {}, must be in [1, {}]", options.max_drafts, kMaxDrafts);
   if (options.speculate.empty()) {
@@ -250,7 +254,7 @@ EnginePlan plan_rank(const EngineOptions& given, const std::optional<DeviceInfo>
       load_model_of(options, make_counting_device(device, ranks), threads);
   std::optional<DraftModel> draft;
   if (has_draft_model(options)) {
-    draft = load_draft_model(options, make_counting_device(device), threads);
+    draft = load_draft_model(options, make_counting_device(device), threads, *model);
   }
   size_t free_bytes = 0;
   if (options.kv_memory_bytes == 0) {
@@ -263,7 +267,8 @@ EnginePlan plan_rank(const EngineOptions& given, const std::optional<DeviceInfo>
   plan.memory = planned_memory(*model, sized, threads.size());
   if (draft) {
     const SizedEngine drafting = size_draft_model(*draft, device);
-    plan.memory.drafter = planned_memory(*draft->model, drafting, threads.size()).total();
+    plan.memory.drafter = draft_bytes(
+        *draft, drafting, sized.caches.plan.pages * sized.caches.page_size, threads.size());
   }
   plan.max_context = sized.limits.max_kv_len;
   plan.wanted_context = sized.wanted_context;

@@ -18,6 +18,8 @@ namespace fovea {
 
 // Begins EngineOptions::speculate before the folder of a draft model.
 inline constexpr std::string_view kDraftPrefix = "draft:";
+// Begins it before the folder of a head on the model.
+inline constexpr std::string_view kEaglePrefix = "eagle:";
 // Begins it before the mean number of tokens of a step.
 inline constexpr std::string_view kOraclePrefix = "oracle:";
 

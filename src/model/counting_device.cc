@@ -85,6 +85,15 @@ class CountingDevice final : public ModelDevice {
     }
     return {reinterpret_cast<const float*>(nowhere()), values.size()};
   }
+  const int32_t* place_ints(std::vector<int32_t> values) override {
+    const size_t bytes = values.size() * sizeof(int32_t);
+    if (on_gpu()) {
+      vectors_.take(bytes);
+    } else {
+      matrix_bytes_ += bytes;
+    }
+    return reinterpret_cast<const int32_t*>(nowhere());
+  }
   std::unique_ptr<Experts> place(std::vector<MlpParts> experts, bool weights_scale_input) override {
     if (!on_gpu()) return make_host_experts(std::move(experts), weights_scale_input, *this);
     check_cuda_experts(experts);
@@ -117,6 +126,8 @@ class CountingDevice final : public ModelDevice {
   void moe_routing(const kernels::MoeRoutingParams&) override { refuse(); }
   void embedding(const kernels::EmbeddingParams&) override { refuse(); }
   void gather_rows(const kernels::ExpertRowsParams&) override { refuse(); }
+  void store_rows(Rows, Rows, const int64_t*, int64_t, int64_t) override { refuse(); }
+  void spread_columns(Rows, Rows, const int32_t*, int64_t, int64_t) override { refuse(); }
   void copy_rows(Rows, Rows, int64_t, int64_t) override { refuse(); }
   void fill_zero(float*, int64_t) override { refuse(); }
   void soft_cap(float*, float, int64_t) override { refuse(); }

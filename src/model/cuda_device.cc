@@ -76,6 +76,9 @@ class CudaDevice final : public ModelDevice {
   std::vector<float> read(std::span<const float> placed) const override {
     return weights_.read(placed);
   }
+  const int32_t* place_ints(std::vector<int32_t> values) override {
+    return weights_.place_ints(std::move(values));
+  }
   std::unique_ptr<Experts> place(std::vector<MlpParts> experts, bool weights_scale_input) override {
     return make_cuda_experts(std::move(experts), weights_scale_input, kernels_, stream());
   }
@@ -113,6 +116,17 @@ class CudaDevice final : public ModelDevice {
   void embedding(const kernels::EmbeddingParams& params) override;
   void copy_rows(Rows from, Rows to, int64_t rows, int64_t width) override;
   void gather_rows(const kernels::ExpertRowsParams& params) override;
+  void store_rows(Rows from, Rows to, const int64_t* index, int64_t rows, int64_t width) override {
+    kernels_.ops.store_rows({from.floats(), from.stride, index, to.floats(), to.stride,
+                             static_cast<int32_t>(rows), static_cast<int32_t>(width)},
+                            stream());
+  }
+  void spread_columns(Rows x, Rows out, const int32_t* index, int64_t rows,
+                      int64_t width) override {
+    kernels_.ops.spread_columns({x.floats(), x.stride, index, out.floats(), out.stride,
+                                 static_cast<int32_t>(rows), static_cast<int32_t>(width)},
+                                stream());
+  }
   void fill_zero(float* x, int64_t count) override {
     gpu::fill_bytes(x, 0, static_cast<size_t>(count) * sizeof(float), stream());
   }

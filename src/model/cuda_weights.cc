@@ -132,4 +132,12 @@ std::span<const float> CudaWeights::place(std::vector<float> values) {
   return {reinterpret_cast<const float*>(memory), values.size()};
 }
 
+const int32_t* CudaWeights::place_ints(std::vector<int32_t> values) {
+  const size_t bytes = values.size() * sizeof(int32_t);
+  std::byte* const memory = vectors_.take(bytes);
+  gpu::copy_to_device(memory, values.data(), bytes, stream_);
+  gpu::synchronize(stream_);
+  return reinterpret_cast<const int32_t*>(memory);
+}
+
 }  // namespace fovea

@@ -42,6 +42,7 @@ class CudaWeights {
   // Places parts of equal k one below another, dense. Several must not be [k, n].
   Linear place_parts(std::span<const Linear> parts);
   std::span<const float> place(std::vector<float> values);
+  const int32_t* place_ints(std::vector<int32_t> values);
   std::vector<float> read(std::span<const float> placed) const;
   size_t bytes() const { return matrix_bytes_ + vectors_.bytes(); }
 

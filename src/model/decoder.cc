@@ -5,6 +5,7 @@
 
 #include "core/check.h"
 #include "core/rounding.h"
+#include "model/feature_tap.h"
 #include "model/shard.h"
 
 namespace fovea {
@@ -24,6 +25,10 @@ class DecoderModel : public Model {
 
   const ModelInfo& info() const override { return parts_.info; }
   ModelDevice& device() const override { return *parts_.device; }
+  EmbeddingTable embedding() const override {
+    return {parts_.embedding, parts_.embedding_dtype, parts_.embedding_factor};
+  }
+  void set_tap(FeatureTap tap) override { tap_.set(std::move(tap), parts_.info); }
   size_t weight_bytes() const override {
     const bool mapped = parts_.device->kind() == DeviceKind::cpu;
     return parts_.device->weight_bytes() + (mapped ? parts_.checkpoint->bytes() : 0);
@@ -45,7 +50,6 @@ class DecoderModel : public Model {
   };
   Residual take_residual(Arena& arena, int64_t rows) const;
   float* take_gathered(Arena& arena) const;
-  void make_rotary_tables(int32_t positions);
   size_t scratch_bytes(int64_t rows) const;  // scratch of the block that needs the largest
   void check_sizes(const ModelInputs& inputs, size_t backends) const;
   void check_values(const ModelInputs& inputs) const;
@@ -66,6 +70,7 @@ class DecoderModel : public Model {
   }
 
   DecoderParts parts_;
+  TapRecorder tap_;
   int32_t max_tokens_ = 0;
   int32_t max_context_ = 0;
   int64_t logit_rows_ = 0;  // logit rows of the last pass
@@ -104,21 +109,10 @@ size_t DecoderModel::scratch_bytes(int64_t rows) const {
   return max_bytes;
 }
 
-void DecoderModel::make_rotary_tables(int32_t positions) {
-  for (const auto& rotary : parts_.rotary_tables) {
-    kernels::RopeTable table = make_rope_table(rotary->spec, positions);
-    rotary->view = table.view();
-    rotary->view.cos = parts_.device->place(std::move(table.cos)).data();
-    rotary->view.sin = parts_.device->place(std::move(table.sin)).data();
-  }
-}
-
 size_t DecoderModel::position_bytes(int32_t max_context) const {
   size_t bytes = 0;
-  for (const auto& rotary : parts_.rotary_tables) {
-    const auto pairs = static_cast<size_t>(rotary->spec.rotary_dim / 2);
-    bytes += 2 * parts_.device->vector_bytes(pairs * static_cast<size_t>(max_context));
-  }
+  for (const auto& rotary : parts_.rotary_tables)
+    bytes += rotary->bytes(*parts_.device, max_context);
   return bytes;
 }
 
@@ -126,6 +120,7 @@ size_t DecoderModel::activation_bytes(int32_t max_tokens) const {
   check_argument(max_tokens > 0, "max_tokens is {}, must be positive", max_tokens);
   Arena counter = arena();
   take_residual(counter, max_tokens);
+  TapRecorder(tap_).take(counter, max_tokens);
   take_gathered(counter);
   return counter.used() + scratch_bytes(max_tokens);
 }
@@ -138,11 +133,12 @@ void DecoderModel::reserve(int32_t max_tokens, int32_t max_context) {
   const std::span<std::byte> memory(memory_.get(), bytes);
   Arena taken = arena(memory);
   stream_ = take_residual(taken, max_tokens);
+  tap_.take(taken, max_tokens);
   gathered_ = take_gathered(taken);
   scratch_ = memory.subspan(taken.used());
   max_tokens_ = max_tokens;
   max_context_ = max_context;
-  make_rotary_tables(max_context);
+  for (const auto& rotary : parts_.rotary_tables) rotary->make(*parts_.device, max_context);
 }
 
 void DecoderModel::check_sizes(const ModelInputs& inputs, size_t backends) const {
@@ -152,6 +148,8 @@ void DecoderModel::check_sizes(const ModelInputs& inputs, size_t backends) const
                  max_tokens_);
   check_argument(inputs.positions.size() == rows,
                  "positions holds {}, must hold {}, as tokens does", inputs.positions.size(), rows);
+  check_argument(!tap_ || inputs.slots.size() == rows,
+                 "slots holds {}, must hold {}, as tokens does", inputs.slots.size(), rows);
   check_argument(inputs.logit_rows.size() <= rows, "logit_rows holds {}, but there are {} tokens",
                  inputs.logit_rows.size(), rows);
   check_argument(backends == info.groups.size(), "backends holds {}, the model has {} layer groups",
@@ -272,6 +270,7 @@ void DecoderModel::forward(const ModelInputs& inputs, std::span<AttentionBackend
   device.embedding(embedding);
 
   run_layers(pass, inputs.logit_rows);
+  tap_.store(device, inputs.slots);
 }
 
 // Blocks add their results to x and begin the norm of the next block themselves where both can. The
@@ -285,6 +284,7 @@ void DecoderModel::run_layers(Pass& pass, std::span<const int32_t> logit_rows) {
     const bool begins_feed = next != nullptr && joins(*layer.mixer, layer.mixer_out_norm,
                                                       *layer.feed, layer.feed_norm, pass.rows);
     if (!begun) step(pass, pending, &layer.mixer_norm);
+    tap_.note(*parts_.device, i, stream_.x, pass.rows);
     pass.joined = joined_steps(pass, begun ? &layer.mixer_norm : nullptr,
                                begins_feed ? &layer.feed_norm : nullptr);
     run_mixer(pass, *layer.mixer);
@@ -354,14 +354,16 @@ void DecoderModel::gather_logits(int64_t first_row, std::span<float> logits) {
 
 }  // namespace
 
-void Model::forward(const ModelInputs& inputs, std::span<AttentionBackend* const> backends,
-                    std::span<float> logits) {
-  const size_t rows = inputs.logit_rows.size();
-  check_argument(logits.size() == rows * static_cast<size_t>(info().vocabulary),
-                 "logits holds {} floats, must hold {} rows of {}", logits.size(), rows,
-                 info().vocabulary);
-  forward(inputs, backends);
-  this->logits(0, logits);
+void RotaryTable::make(ModelDevice& device, int32_t positions) {
+  kernels::RopeTable table = make_rope_table(spec, positions);
+  view = table.view();
+  view.cos = device.place(std::move(table.cos)).data();
+  view.sin = device.place(std::move(table.sin)).data();
+}
+
+size_t RotaryTable::bytes(const ModelDevice& device, int32_t positions) const {
+  const auto pairs = static_cast<size_t>(spec.rotary_dim / 2);
+  return 2 * device.vector_bytes(pairs * static_cast<size_t>(positions));
 }
 
 std::unique_ptr<Model> make_decoder(DecoderParts parts) {

@@ -26,6 +26,10 @@ struct DecoderLayer {
 struct RotaryTable {
   kernels::RopeSpec spec;
   kernels::RopeTableView view;
+
+  // Places the table for positions below `positions` on the device.
+  void make(ModelDevice& device, int32_t positions);
+  size_t bytes(const ModelDevice& device, int32_t positions) const;
 };
 
 struct DecoderParts {

@@ -198,6 +198,7 @@ class ModelDevice {
     return {};
   }
   virtual std::span<const float> place(std::vector<float> values) = 0;
+  virtual const int32_t* place_ints(std::vector<int32_t> values) = 0;
   // Returns the values of a vector that was placed.
   virtual std::vector<float> read(std::span<const float> placed) const {
     return {placed.begin(), placed.end()};
@@ -265,6 +266,13 @@ class ModelDevice {
   virtual void moe_routing(const kernels::MoeRoutingParams& params) = 0;
   virtual void embedding(const kernels::EmbeddingParams& params) = 0;
   virtual void gather_rows(const kernels::ExpertRowsParams& params) = 0;  // requires a null weight
+  // Copies `width` f32 of row r to row index[r] of `to`, unless that is negative.
+  virtual void store_rows(Rows from, Rows to, const int64_t* index, int64_t rows,
+                          int64_t width) = 0;
+  // Computes out[r, c] = x[r, index[c]] for c < width, or -inf where the index is negative. x and
+  // out are f32.
+  virtual void spread_columns(Rows x, Rows out, const int32_t* index, int64_t rows,
+                              int64_t width) = 0;
   // Copies `width` f32 of each row.
   virtual void copy_rows(Rows from, Rows to, int64_t rows, int64_t width) = 0;
   virtual void fill_zero(float* x, int64_t count) = 0;

@@ -181,6 +181,7 @@ SelfAttentionParts read_self_attention(const JsonObject& config, const Weights& 
                                        const AttentionSpec& spec,
                                        const SelfAttentionOptions& options) {
   const int64_t hidden = read_size(config, "hidden_size");
+  const int64_t inputs = options.inputs > 0 ? options.inputs : hidden;
   const int64_t q_width = int64_t{spec.q_heads} * spec.head_dim;
   const int64_t kv_width = int64_t{spec.kv_heads} * spec.head_dim;
   const bool qkv_bias = has_bias(config, options.qkv_bias);
@@ -189,15 +190,15 @@ SelfAttentionParts read_self_attention(const JsonObject& config, const Weights& 
   parts.has_output_gate = options.has_output_gate;
   const int64_t q_rows = options.has_output_gate ? 2 * q_width : q_width;
   if (options.is_fused) {
-    parts.q = weights.located("qkv_proj", q_rows + 2 * kv_width, hidden, qkv_bias);
+    parts.q = weights.located("qkv_proj", q_rows + 2 * kv_width, inputs, qkv_bias);
   } else {
     parts.q = weights.joined({{"q_proj", q_rows}, {"k_proj", kv_width}, {"v_proj", kv_width}},
-                             hidden, qkv_bias);
+                             inputs, qkv_bias);
   }
   if (!parts.q) {
-    parts.q = weights.located("q_proj", q_rows, hidden, qkv_bias);
-    parts.k = weights.located("k_proj", kv_width, hidden, qkv_bias);
-    parts.v = weights.located("v_proj", kv_width, hidden, qkv_bias);
+    parts.q = weights.located("q_proj", q_rows, inputs, qkv_bias);
+    parts.k = weights.located("k_proj", kv_width, inputs, qkv_bias);
+    parts.v = weights.located("v_proj", kv_width, inputs, qkv_bias);
   }
   parts.o = weights.located("o_proj", hidden, q_width, has_bias(config, options.o_bias));
   return parts;

@@ -61,6 +61,7 @@ struct SelfAttentionOptions {
   Bias o_bias = Bias::optional;
   bool has_output_gate = false;
   bool is_fused = false;
+  int64_t inputs = 0;  // inputs of the first matrices; 0: hidden_size
 };
 SelfAttentionParts read_self_attention(const JsonObject& config, const Weights& weights,
                                        const AttentionSpec& spec,

@@ -3,6 +3,7 @@
 // weights have their own memory.
 #include <algorithm>
 #include <deque>
+#include <limits>
 #include <map>
 #include <new>
 
@@ -67,6 +68,11 @@ class HostDevice final : public ModelDevice {
     vectors_.push_back(std::move(values));
     return vectors_.back();
   }
+  const int32_t* place_ints(std::vector<int32_t> values) override {
+    owned_bytes_ += values.size() * sizeof(int32_t);
+    ints_.push_back(std::move(values));
+    return ints_.back().data();
+  }
   std::unique_ptr<Experts> place(std::vector<MlpParts> experts, bool weights_scale_input) override {
     return make_host_experts(std::move(experts), weights_scale_input, *this);
   }
@@ -97,6 +103,21 @@ class HostDevice final : public ModelDevice {
     kernels::cpu::gemm(params, threads_);
   }
 
+  void store_rows(Rows from, Rows to, const int64_t* index, int64_t rows, int64_t width) override {
+    for (int64_t row = 0; row < rows; ++row) {
+      if (index[row] < 0) continue;
+      std::copy_n(from.floats() + row * from.stride, width, to.floats() + index[row] * to.stride);
+    }
+  }
+  void spread_columns(Rows x, Rows out, const int32_t* index, int64_t rows,
+                      int64_t width) override {
+    for (int64_t row = 0; row < rows; ++row) {
+      const float* const from = x.floats() + row * x.stride;
+      float* const to = out.floats() + row * out.stride;
+      for (int64_t c = 0; c < width; ++c)
+        to[c] = index[c] < 0 ? -std::numeric_limits<float>::infinity() : from[index[c]];
+    }
+  }
   void copy_rows(Rows from, Rows to, int64_t rows, int64_t width) override {
     for (int64_t row = 0; row < rows; ++row) {
       std::copy_n(from.floats() + row * from.stride, width, to.floats() + row * to.stride);
@@ -227,6 +248,7 @@ class HostDevice final : public ModelDevice {
   ThreadPool& threads_;
   const ModelRanks ranks_;
   std::deque<std::vector<float>> vectors_;
+  std::deque<std::vector<int32_t>> ints_;
   std::map<const StoredTensor*, std::shared_ptr<std::byte>> made_;
   size_t owned_bytes_ = 0;
 };

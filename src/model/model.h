@@ -46,12 +46,32 @@ struct ModelInfo {
   std::vector<LayerGroup> groups;
 };
 
+// The matrix that gives each token its first hidden states, on the model's device.
+struct EmbeddingTable {
+  const std::byte* rows = nullptr;  // [vocabulary, hidden]
+  DType dtype = DType::f32;
+  float factor = 1;  // multiplies the rows
+};
+
+// What a model notes of each token for a head that drafts for it (EAGLE-3, arXiv:2503.01840): the
+// residual streams before some layers, side by side, times a matrix. The row of a token is that of
+// its cache slot, so that tokens of cached prefixes have theirs.
+struct FeatureTap {
+  std::vector<int32_t> layers;  // each in [0, ModelInfo::layers)
+  Linear projection;            // [width, layers x hidden]
+  float* rows = nullptr;        // [slots, width] on the model's device; may be null until forward()
+};
+
 // Tokens of one pass, packed in batch order, in memory of the model's device. On a GPU the model
 // does not check them.
 struct ModelInputs {
   std::span<const int32_t> tokens;
   std::span<const int32_t> positions;   // [tokens]
   std::span<const int32_t> logit_rows;  // indices into `tokens` whose logits are wanted
+  // For a model with a tap: [tokens] cache slots; negative ones are padding.
+  std::span<const int64_t> slots = {};
+  // For a head: [tokens] rows of its features, see EagleHead.
+  std::span<const int32_t> features = {};
 };
 
 class Model {
@@ -60,6 +80,11 @@ class Model {
   virtual const ModelInfo& info() const = 0;
 
   virtual ModelDevice& device() const = 0;
+
+  virtual EmbeddingTable embedding() const = 0;
+  // Lets all passes note features. Call it before reserve(), and again once the rows have memory.
+  // Throws Error{unsupported} if the model has none.
+  virtual void set_tap(FeatureTap tap) = 0;
 
   // Returns the bytes of weights on the device, or mapped from files.
   virtual size_t weight_bytes() const = 0;

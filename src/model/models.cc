@@ -39,6 +39,16 @@ std::span<const ModelEntry> models() {
   return kModels;
 }
 
+void Model::forward(const ModelInputs& inputs, std::span<AttentionBackend* const> backends,
+                    std::span<float> logits) {
+  const size_t rows = inputs.logit_rows.size();
+  check_argument(logits.size() == rows * static_cast<size_t>(info().vocabulary),
+                 "logits holds {} floats, must hold {} rows of {}", logits.size(), rows,
+                 info().vocabulary);
+  forward(inputs, backends);
+  this->logits(0, logits);
+}
+
 std::unique_ptr<Model> load_model(const std::string& folder, ThreadPool& threads) {
   return load_model(folder, make_host_device(threads));
 }

@@ -103,6 +103,10 @@ INSTANTIATE_TEST_SUITE_P(Drawn, Churn,
                          ::testing::Combine(::testing::Values("llama", "gpt_oss"),
                                             ::testing::Values(Passes::drawn)),
                          name_of);
+INSTANTIATE_TEST_SUITE_P(Eagle, Churn,
+                         ::testing::Combine(::testing::Values("llama"),
+                                            ::testing::Values(Passes::eagle, Passes::eagle_drawn)),
+                         name_of);
 
 }  // namespace
 }  // namespace fovea

@@ -172,8 +172,9 @@ TEST(ModelDrafter, RefusesModelsByName) {
   options.speculate = "draft:/nowhere";
   test::expect_error(ErrorCode::io, "/nowhere", [&] { (void)Engine::load(options); });
   options.speculate = "draft:";
-  test::expect_invalid("speculate is 'draft:', must be ngram, draft:MODEL, oracle:LENGTH or empty",
-                       [&] { (void)Engine::load(options); });
+  test::expect_invalid(
+      "speculate is 'draft:', must be ngram, draft:MODEL, eagle:HEAD, oracle:LENGTH or empty",
+      [&] { (void)Engine::load(options); });
   options.random_weights = 1;
   options.speculate = std::string("draft:" FOVEA_SOURCE_DIR "/testdata/shapes/qwen3_0.6b.json");
   test::expect_invalid("the draft model has a vocabulary of 151936 tokens, the model of 2048",

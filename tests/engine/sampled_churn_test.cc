@@ -200,6 +200,10 @@ INSTANTIATE_TEST_SUITE_P(Speculative, SampledChurn,
                          ::testing::Combine(::testing::Values("llama", "gpt_oss"),
                                             ::testing::Values(Passes::speculative, Passes::drawn)),
                          name_of);
+INSTANTIATE_TEST_SUITE_P(Eagle, SampledChurn,
+                         ::testing::Combine(::testing::Values("llama"),
+                                            ::testing::Values(Passes::eagle, Passes::eagle_drawn)),
+                         name_of);
 
 }  // namespace
 }  // namespace fovea

@@ -6,6 +6,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -76,10 +77,18 @@ std::vector<GenerateRequest> requests_of_all_kinds(std::mt19937& random) {
 
 TEST(Speculate, ResultsOfAllKindsOfRequestsAreThoseWithout) {
   const std::unique_ptr<Engine> plain = engine_with("");
-  for (const auto& [max_drafts, runner_draws] :
-       {std::pair(1, false), std::pair(3, false), std::pair(9, false), std::pair(3, true)}) {
-    SCOPED_TRACE(std::to_string(max_drafts) + (runner_draws ? ", drawn by the runner" : ""));
-    const std::unique_ptr<Engine> drafting = engine_with("ngram", max_drafts, runner_draws);
+  const std::string ngram = "ngram",
+                    head = "eagle:" FOVEA_SOURCE_DIR "/testdata/drafts/llama_eagle";
+  for (const auto& [speculate, max_drafts, runner_draws] : {std::tuple(ngram, 1, false),
+                                                            {ngram, 3, false},
+                                                            {ngram, 9, false},
+                                                            {ngram, 3, true},
+                                                            {head, 1, false},
+                                                            {head, 6, false},
+                                                            {head, 3, true}}) {
+    SCOPED_TRACE(speculate + ", " + std::to_string(max_drafts) +
+                 (runner_draws ? ", drawn by the runner" : ""));
+    const std::unique_ptr<Engine> drafting = engine_with(speculate, max_drafts, runner_draws);
     std::mt19937 random(static_cast<uint32_t>(max_drafts));
     for (int round = 0; round < test::test_scale(); ++round) {
       const std::vector<GenerateRequest> requests = requests_of_all_kinds(random);

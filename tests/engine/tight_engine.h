@@ -38,16 +38,24 @@ enum class Passes {
   overlapped,   // the next one is enqueued before the tokens of one are known
   speculative,  // decodes verify drafts
   drawn,        // likewise, and the runner draws tokens, as on a GPU
+  eagle,        // drafts of a head on the model
+  eagle_drawn,  // likewise, and both runners draw tokens
 };
 
+inline bool has_head(Passes passes) {
+  return passes == Passes::eagle || passes == Passes::eagle_drawn;
+}
+
 inline bool verifies(Passes passes) {
-  return passes == Passes::speculative || passes == Passes::drawn;
+  return passes == Passes::speculative || passes == Passes::drawn || has_head(passes);
 }
 
 inline std::string name_of(const std::string& model, Passes passes) {
   return model + (passes == Passes::overlapped    ? "_overlapped"
                   : passes == Passes::speculative ? "_speculative"
                   : passes == Passes::drawn       ? "_drawn"
+                  : passes == Passes::eagle       ? "_eagle"
+                  : passes == Passes::eagle_drawn ? "_eagle_drawn"
                                                   : "");
 }
 
@@ -62,7 +70,8 @@ inline std::unique_ptr<Engine> tight_engine(const std::string& model, Passes pas
   options.prefix_cache = true;
   options.overlap = passes == Passes::overlapped;
   if (verifies(passes)) {
-    options.speculate = "ngram";
+    options.speculate =
+        has_head(passes) ? "eagle:" FOVEA_SOURCE_DIR "/testdata/drafts/llama_eagle" : "ngram";
     options.max_drafts = 5;
     options.always_speculate = true;
   }
@@ -82,7 +91,7 @@ inline std::unique_ptr<Engine> tight_engine(const std::string& model, Passes pas
     (fits ? high : low) = options.kv_memory_bytes;
   }
   options.kv_memory_bytes = high;
-  return load_engine(options, {}, passes == Passes::drawn);
+  return load_engine(options, {}, passes == Passes::drawn || passes == Passes::eagle_drawn);
 }
 
 // Makes a prompt with a shared beginning, which ends near a page boundary, and an end of its own.

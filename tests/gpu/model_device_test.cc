@@ -296,6 +296,35 @@ TEST_F(ModelDevices, GatherAndCapAlike) {
   }
 }
 
+// Slots of -1 are padding. Tokens without a column have no logit.
+TEST_F(ModelDevices, StoreRowsAndSpreadColumnsAlike) {
+  constexpr int32_t kDim = 72, kRows = 19, kTable = 40;
+  const std::vector<float> x = random(size_t{kRows} * kDim, 21);
+  std::vector<int64_t> slots(kRows, -1);
+  for (int32_t r = 0; r < kRows; r += r % 5 == 3 ? 2 : 1) slots[static_cast<size_t>(r)] = 2 * r;
+  expect_same(
+      DType::f32, kDim,
+      [&](Side& side) {
+        const Rows out = side.floats(std::vector<float>(size_t{kTable} * kDim, 3), kDim);
+        side->store_rows(side.floats(x, kDim), out, side.longs(slots), kRows, kDim);
+        return side.read(out, size_t{kTable} * kDim);
+      },
+      "stored rows");
+  constexpr int32_t kWide = 200;
+  std::vector<int32_t> columns(kWide, -1);
+  for (int32_t c = 0; c < kDim; ++c) columns[static_cast<size_t>(c * 2 + c % 3)] = c;
+  expect_same(
+      DType::f32, kWide,
+      [&](Side& side) {
+        const Rows out = side.floats(std::vector<float>(size_t{kRows} * kWide), kWide);
+        side->spread_columns(side.floats(x, kDim), out, side->place_ints(columns), kRows, kWide);
+        std::vector<float> values = side.read(out, size_t{kRows} * kWide);
+        for (float& value : values) value = std::max(value, -1e9f);  // -inf has no difference
+        return values;
+      },
+      "spread columns");
+}
+
 // More than one piece is in flight to the device; the last piece is short.
 TEST_F(ModelDevices, PlaceWeightsThatAreMade) {
   constexpr std::array<int64_t, 2> kShape = {4099, 8192};

@@ -51,6 +51,9 @@ class Side {
   int32_t* ints(const std::vector<int32_t>& values) {
     return static_cast<int32_t*>(upload(values.data(), values.size() * sizeof(int32_t)));
   }
+  int64_t* longs(const std::vector<int64_t>& values) {
+    return static_cast<int64_t*>(upload(values.data(), values.size() * sizeof(int64_t)));
+  }
   void* upload(const void* from, size_t bytes) {
     memory_.push_back(device_->allocate(bytes));
     if (device_->kind() == DeviceKind::cpu) {

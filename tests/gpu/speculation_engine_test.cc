@@ -41,6 +41,7 @@ EngineOptions drafting(EngineOptions options, const std::string& speculate, int3
 }
 
 const std::string kTrained = "draft:" FOVEA_SOURCE_DIR "/testdata/drafts/llama";
+const std::string kHead = "eagle:" FOVEA_SOURCE_DIR "/testdata/drafts/llama_eagle";
 
 // Texts that repeat themselves, so that n-grams guess well, with draws of every kind.
 std::vector<GenerateRequest> requests_of_all_kinds(const std::string& model) {
@@ -97,6 +98,8 @@ class GpuSpeculation : public ::testing::TestWithParam<const char*> {
     EXPECT_GT(engine->stats().drafts, engine->stats().accepted_drafts);
     expect_no_leak(*engine);
   }
+
+  void expect_churn(const std::string& speculate);
 };
 
 TEST_P(GpuSpeculation, TextIsThatWithout) {
@@ -178,14 +181,14 @@ EngineOptions tight(EngineOptions options) {
   return options;
 }
 
-TEST_P(GpuSpeculation, TextUnderMemoryPressureIsThatOfTheRequestAlone) {
+void GpuSpeculation::expect_churn(const std::string& speculate) {
   const std::vector<int32_t> text =
       values_of<int32_t>(reference_file(model()), "validation.input_ids");
   EngineOptions roomy = options_for(model());
   roomy.prefix_cache = false;
   const std::unique_ptr<Engine> cold = Engine::load(roomy);
   const std::unique_ptr<Engine> engine =
-      Engine::load(drafting(tight(options_for(model())), "ngram", 5));
+      Engine::load(tight(drafting(options_for(model()), speculate, 5)));
   std::mt19937 random(11);
   std::map<int64_t, std::vector<int32_t>> wanted, seen;
   int added = 0, compared = 0;
@@ -221,6 +224,53 @@ TEST_P(GpuSpeculation, TextUnderMemoryPressureIsThatOfTheRequestAlone) {
   EXPECT_GT(engine->stats().accepted_drafts, 0);
   expect_no_leak(*engine);
 }
+
+TEST_P(GpuSpeculation, TextUnderMemoryPressureIsThatOfTheRequestAlone) { expect_churn("ngram"); }
+
+// Features are stored and gathered inside graphs, at the slots of each pass.
+class GpuEagle : public GpuSpeculation {};
+
+TEST_P(GpuEagle, TextIsThatWithoutAHead) {
+  const std::vector<GenerateRequest> requests = requests_of_all_kinds(model());
+  const std::vector<GenerateResult> wanted = Engine::load(options_for(model()))->generate(requests);
+  for (const auto& [graphs, page_size] : {std::pair(true, 16), {true, 3}, {false, 16}}) {
+    SCOPED_TRACE(std::string(graphs ? "replayed" : "enqueued") + ", pages of " +
+                 std::to_string(page_size));
+    EngineOptions options = drafting(options_for(model()), kHead, 4);
+    options.cuda_graphs = graphs;
+    options.page_size = page_size;
+    expect_texts(options, requests, wanted);
+  }
+}
+
+// Three of four drafts of a greedy text are right, as on the CPU, also after a prefix hit.
+TEST_P(GpuEagle, DraftsAreAsGoodAsOnACpu) {
+  std::vector<GenerateRequest> requests;
+  for (const ReferencePrompt& prompt : read_reference(model()))
+    requests.push_back(greedy_request(prompt));
+  int64_t accepted[2][2] = {};
+  for (const bool on_gpu : {false, true}) {
+    EngineOptions options = drafting(options_for(model()), kHead, 4);
+    if (!on_gpu) options.device = "cpu";
+    const std::unique_ptr<Engine> engine = Engine::load(options);
+    for (int64_t& count : accepted[on_gpu]) {
+      const int64_t before = engine->stats().accepted_drafts;
+      for (const GenerateRequest& request : requests) (void)engine->generate({&request, 1});
+      count = engine->stats().accepted_drafts - before;
+    }
+    EXPECT_GT(engine->stats().prefix_hits, 0);
+  }
+  for (int round = 0; round < 2; ++round) {
+    const double cpu = static_cast<double>(accepted[0][round]);
+    EXPECT_NEAR(static_cast<double>(accepted[1][round]), cpu, 0.1 * cpu) << "round " << round;
+  }
+  EXPECT_EQ(accepted[1][0], accepted[1][1]) << "batch-invariant";
+}
+
+TEST_P(GpuEagle, TextUnderMemoryPressureIsThatOfTheRequestAlone) { expect_churn(kHead); }
+
+INSTANTIATE_TEST_SUITE_P(Models, GpuEagle, ::testing::Values("llama"),
+                         [](const auto& test) { return std::string(test.param); });
 
 INSTANTIATE_TEST_SUITE_P(Models, GpuSpeculation,
                          ::testing::Values("llama", "qwen3", "gemma2", "gpt_oss", "deepseek_v3",

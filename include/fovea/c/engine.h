@@ -35,7 +35,7 @@ typedef struct fovea_engine_options {
   int64_t workspace_budget;
   int32_t overlap;   // enqueue the next step while one runs; default -1: off, see EngineOptions
   int32_t reserved;  // 0
-  const char* speculate;     // "ngram", "draft:FOLDER"; NULL: off
+  const char* speculate;     // "ngram", "draft:FOLDER", "eagle:FOLDER"; NULL: off
   int32_t max_drafts;        // guessed tokens per request and step; default 4
   int32_t always_speculate;  // 1: also where steps without guesses are faster
 } fovea_engine_options;

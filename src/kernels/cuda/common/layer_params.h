@@ -119,6 +119,26 @@ struct GatherParams {
   int32_t rows, dim;
 };
 
+// out[index[r]] = x[r], unless the index is negative.
+struct StoreRowsParams {
+  const float* x;  // [rows, dim] at intervals of x_stride
+  int64_t x_stride;
+  const int64_t* index;  // [rows]
+  float* out;
+  int64_t out_stride;
+  int32_t rows, dim;
+};
+
+// out[r, c] = x[r, index[c]], -inf where the index is negative.
+struct SpreadColumnsParams {
+  const float* x;
+  int64_t x_stride;
+  const int32_t* index;  // [dim]
+  float* out;            // [rows, dim] at intervals of out_stride
+  int64_t out_stride;
+  int32_t rows, dim;
+};
+
 // table[rows[t]][positions[t]] = slots[t]: enters a pass's tokens in the request table. Negative
 // slots are padding. token_ids[t] = drawn[drawn_by[t]], where drawn_by is not negative: takes the
 // tokens that the pass before drew.

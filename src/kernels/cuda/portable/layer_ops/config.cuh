@@ -17,6 +17,8 @@ enum Op {
   gated_norm,
   single_column,
   gather,
+  store_rows,
+  spread_columns,
   soft_cap,
   record_slots,
   routing,

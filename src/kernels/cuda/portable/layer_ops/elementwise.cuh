@@ -114,6 +114,42 @@ struct GatherConfig {
   }
 };
 
+struct StoreRowsConfig {
+  using Params = StoreRowsParams;
+  static constexpr int kBlocksPerSm = 1;
+  static constexpr KernelTraits kTraits = kElementTraits;
+
+  __device__ static void run(const Params& params) {
+    wait_and_allow_next();
+    const int64_t count = static_cast<int64_t>(params.rows) * params.dim;
+    for (int64_t i = first_element(); i < count; i += element_step()) {
+      const int64_t row = i / params.dim;
+      const int64_t column = i % params.dim;
+      const int64_t to = params.index[row];
+      if (to < 0) continue;
+      params.out[to * params.out_stride + column] = params.x[row * params.x_stride + column];
+    }
+  }
+};
+
+struct SpreadColumnsConfig {
+  using Params = SpreadColumnsParams;
+  static constexpr int kBlocksPerSm = 1;
+  static constexpr KernelTraits kTraits = kElementTraits;
+
+  __device__ static void run(const Params& params) {
+    wait_and_allow_next();
+    const int64_t count = static_cast<int64_t>(params.rows) * params.dim;
+    for (int64_t i = first_element(); i < count; i += element_step()) {
+      const int64_t row = i / params.dim;
+      const int64_t column = i % params.dim;
+      const int32_t from = params.index[column];
+      params.out[row * params.out_stride + column] =
+          from < 0 ? -__int_as_float(0x7f800000) : params.x[row * params.x_stride + from];
+    }
+  }
+};
+
 struct RecordSlotsConfig {
   using Params = RecordSlotsParams;
   static constexpr int kBlocksPerSm = 1;

@@ -30,6 +30,10 @@ struct OpConfig<single_column> : SingleColumnConfig {};
 template <>
 struct OpConfig<gather> : GatherConfig {};
 template <>
+struct OpConfig<store_rows> : StoreRowsConfig {};
+template <>
+struct OpConfig<spread_columns> : SpreadColumnsConfig {};
+template <>
 struct OpConfig<soft_cap> : SoftCapConfig {};
 template <>
 struct OpConfig<record_slots> : RecordSlotsConfig {};

@@ -34,6 +34,8 @@ LayerOps::LayerOps(int sm, gpu::KernelStore& store)
       gated_norm_(load("gated_norm", sm, store)),
       single_column_(load("single_column", sm, store)),
       gather_(load("gather", sm, store)),
+      store_rows_(load("store_rows", sm, store)),
+      spread_columns_(load("spread_columns", sm, store)),
       soft_cap_(load("soft_cap", sm, store)),
       routing_(load("routing", sm, store)),
       group_choices_(load("group_choices", sm, store)),
@@ -76,6 +78,15 @@ void LayerOps::single_column(const SingleColumnParams& params, Stream stream) co
 
 void LayerOps::gather(const GatherParams& params, Stream stream) const {
   gather_.launch(element_grid(int64_t{params.rows} * params.dim), params, stream, kOverlapped);
+}
+
+void LayerOps::store_rows(const StoreRowsParams& params, Stream stream) const {
+  store_rows_.launch(element_grid(int64_t{params.rows} * params.dim), params, stream, kOverlapped);
+}
+
+void LayerOps::spread_columns(const SpreadColumnsParams& params, Stream stream) const {
+  spread_columns_.launch(element_grid(int64_t{params.rows} * params.dim), params, stream,
+                         kOverlapped);
 }
 
 void LayerOps::soft_cap(const SoftCapParams& params, Stream stream) const {

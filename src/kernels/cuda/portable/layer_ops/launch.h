@@ -21,6 +21,8 @@ class LayerOps {
   void gated_norm(const GatedNormParams& params, Stream stream) const;
   void single_column(const SingleColumnParams& params, Stream stream) const;
   void gather(const GatherParams& params, Stream stream) const;
+  void store_rows(const StoreRowsParams& params, Stream stream) const;
+  void spread_columns(const SpreadColumnsParams& params, Stream stream) const;
   void soft_cap(const SoftCapParams& params, Stream stream) const;
   void routing(const RoutingParams& params, Stream stream) const;
   void group_choices(const GroupParams& params, Stream stream) const;
@@ -28,7 +30,8 @@ class LayerOps {
 
  private:
   Kernel residual_, prepare_heads_, gated_activation_, sigmoid_gate_, delta_inputs_, gated_norm_,
-      single_column_, gather_, soft_cap_, routing_, group_choices_, combine_;
+      single_column_, gather_, store_rows_, spread_columns_, soft_cap_, routing_, group_choices_,
+      combine_;
 };
 
 // Enters the slots of new tokens in the device's copy of a request table, and the tokens that the
