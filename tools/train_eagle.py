@@ -24,7 +24,6 @@ import numpy
 import torch
 from tokenizers import Tokenizer
 from torch.nn import functional
-
 from train_draft import DEVICE, Llama, norm, read_weights, write_weights
 
 HEAD = {
@@ -145,7 +144,8 @@ def train(target, head, text, kept, seconds):
         optimizer.step()
         step += 1
         if step % 50 == 0:
-            print(f"{step} steps, loss {loss.item():.3f}, likeliest tokens by step:", [f"{s:.2f}" for s in shares], flush=True)
+            right = ", ".join(f"{share:.2f}" for share in shares)
+            print(f"{step} steps, loss {loss.item():.3f}, likeliest tokens by step: {right}", flush=True)
 
 
 def read_ints(path, names):

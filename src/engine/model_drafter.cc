@@ -24,8 +24,8 @@ constexpr int32_t kUnknownToken = 0;
 struct DraftState {
   CacheLease lease;
   std::vector<int32_t> tokens;  // in the caches; rejected drafts among them are replaced
-  int32_t exact = 0;            // those of the text; a head computes drafts after them anew
-  std::string salt;             // of its cached prefixes
+  int32_t exact = 0;            // tokens of the text; a head computes drafts after them anew
+  std::string salt;             // salt of its cached prefixes
   SamplingParams sampling;      // the rules of draws alone, without log-probabilities
 };
 
@@ -39,7 +39,7 @@ struct Drafting {
   int32_t drawn_by = -1;   // with `pending`: its draw in the pass enqueued last
   bool ended = false;      // a draft could not be drawn
   int32_t skipped = 0;     // tokens of the text before the draft model's first one
-  int32_t hidden_row = 0;  // of a head: the row of its hidden state in the pass enqueued last
+  int32_t hidden_row = 0;  // row of a head's hidden state in the pass enqueued last
   int32_t computed() const { return static_cast<int32_t>(state->tokens.size()); }
   int32_t drafts() const { return static_cast<int32_t>(request->chain.size()) - 1 + pending; }
   // Returns the draft model's tokens of the text without drafts.

@@ -117,8 +117,8 @@ class CudaDevice final : public ModelDevice {
   void copy_rows(Rows from, Rows to, int64_t rows, int64_t width) override;
   void gather_rows(const kernels::ExpertRowsParams& params) override;
   void store_rows(Rows from, Rows to, const int64_t* index, int64_t rows, int64_t width) override {
-    kernels_.ops.store_rows({from.floats(), from.stride, index, to.floats(), to.stride,
-                             static_cast<int32_t>(rows), static_cast<int32_t>(width)},
+    kernels_.ops.store_rows({from.data, from.stride, from.dtype == DType::f32, index, to.floats(),
+                             to.stride, static_cast<int32_t>(rows), static_cast<int32_t>(width)},
                             stream());
   }
   void spread_columns(Rows x, Rows out, const int32_t* index, int64_t rows,

@@ -28,6 +28,7 @@ class DecoderModel : public Model {
   EmbeddingTable embedding() const override {
     return {parts_.embedding, parts_.embedding_dtype, parts_.embedding_factor};
   }
+  Linear head() const override { return parts_.head; }
   void set_tap(FeatureTap tap) override { tap_.set(std::move(tap), parts_.info); }
   size_t weight_bytes() const override {
     const bool mapped = parts_.device->kind() == DeviceKind::cpu;
@@ -288,7 +289,7 @@ void DecoderModel::run_layers(Pass& pass, std::span<const int32_t> logit_rows) {
     pass.joined = joined_steps(pass, begun ? &layer.mixer_norm : nullptr,
                                begins_feed ? &layer.feed_norm : nullptr);
     run_mixer(pass, *layer.mixer);
-    if (next == nullptr) {
+    if (next == nullptr && !tap_.takes_last()) {
       // No later step mixes rows, so only rows with logits continue.
       step(pass, &layer.mixer_out_norm, nullptr);
       keep_rows(logit_rows);
@@ -306,7 +307,14 @@ void DecoderModel::run_layers(Pass& pass, std::span<const int32_t> logit_rows) {
     run_feed(pass, *layer.feed);
     pending = &layer.feed_out_norm;
   }
-  step(pass, pending, &parts_.final_norm);
+  if (tap_.takes_last()) {
+    step(pass, pending, nullptr);
+    tap_.note_last(*parts_.device, parts_.final_norm, stream_.x, pass.rows);
+    keep_rows(logit_rows);
+    pass.rows = logit_rows_;
+    pending = nullptr;
+  }
+  if (pass.rows > 0) step(pass, pending, &parts_.final_norm);
 }
 
 void DecoderModel::logits(int64_t first_row, std::span<float> logits) {
@@ -353,18 +361,6 @@ void DecoderModel::gather_logits(int64_t first_row, std::span<float> logits) {
 }
 
 }  // namespace
-
-void RotaryTable::make(ModelDevice& device, int32_t positions) {
-  kernels::RopeTable table = make_rope_table(spec, positions);
-  view = table.view();
-  view.cos = device.place(std::move(table.cos)).data();
-  view.sin = device.place(std::move(table.sin)).data();
-}
-
-size_t RotaryTable::bytes(const ModelDevice& device, int32_t positions) const {
-  const auto pairs = static_cast<size_t>(spec.rotary_dim / 2);
-  return 2 * device.vector_bytes(pairs * static_cast<size_t>(positions));
-}
 
 std::unique_ptr<Model> make_decoder(DecoderParts parts) {
   parts.checkpoint->check_intact();

@@ -9,6 +9,7 @@
 #include "core/check.h"
 #include "core/quote.h"
 #include "model/architectures.h"
+#include "model/eagle_parts.h"
 #include "model/from_config.h"
 #include "model/shard.h"
 
@@ -299,6 +300,30 @@ std::unique_ptr<Model> load_deepseek(const JsonObject& config, Checkpoint checkp
 }
 
 }  // namespace
+
+void read_deepseek_mtp(const JsonObject& config, const Weights& layer, EagleParts& parts) {
+  constexpr Generation kV3 = Generation::v3;
+  refuse_unknown_options(config, kV3);
+  const int64_t hidden = parts.info.hidden;
+  parts.embedding_norm = read_norm(config, layer, "enorm", hidden);
+  parts.hidden_norm = read_norm(config, layer, "hnorm", hidden);
+  parts.join = layer.linear("eh_proj", hidden, 2 * hidden);
+  parts.mixer_norm = read_norm(config, layer, "input_layernorm", hidden);
+  parts.feed_norm = read_norm(config, layer, "post_attention_layernorm", hidden);
+  parts.final_norm = read_norm(config, layer["shared_head"], "norm", hidden);
+
+  const kernels::RopeSpec rope = read_rope(config, read_head_dim(config, "qk_rope_head_dim"));
+  make_rope_table(rope, 1);  // throws if no table can be made
+  AttentionSpec spec = read_latent_spec(config, rope);
+  spec.has_rope = rotates_in_backend(*parts.device);
+  spec.q_dtype = parts.device->activation_dtype();
+  LatentParts attention = read_latent_attention(config, layer["self_attn"], spec);
+  attention.slot = join_group(parts.info, 0, spec);
+  parts.rotary = std::make_unique<RotaryTable>(RotaryTable{rope, {}});
+  attention.rotary = {&parts.rotary->view, rope_layout(config, kV3)};
+  parts.mixer = std::make_unique<LatentAttention>(std::move(attention));
+  parts.feed = read_feed(config, layer["mlp"], read_layers(config), kV3);
+}
 
 std::unique_ptr<Model> load_deepseek_v2(const JsonObject& config, Checkpoint checkpoint,
                                         std::shared_ptr<ModelDevice> device) {

@@ -266,7 +266,8 @@ class ModelDevice {
   virtual void moe_routing(const kernels::MoeRoutingParams& params) = 0;
   virtual void embedding(const kernels::EmbeddingParams& params) = 0;
   virtual void gather_rows(const kernels::ExpertRowsParams& params) = 0;  // requires a null weight
-  // Copies `width` f32 of row r to row index[r] of `to`, unless that is negative.
+  // Copies `width` values of row r, f32 or activations, to row index[r] of `to`, which is f32,
+  // unless that is negative.
   virtual void store_rows(Rows from, Rows to, const int64_t* index, int64_t rows,
                           int64_t width) = 0;
   // Computes out[r, c] = x[r, index[c]] for c < width, or -inf where the index is negative. x and

@@ -20,6 +20,7 @@ class LoadedHead final : public EagleHead {
   const ModelInfo& info() const override { return parts_.info; }
   ModelDevice& device() const override { return *parts_.device; }
   EmbeddingTable embedding() const override { return parts_.embedding; }
+  Linear head() const override { return parts_.head; }
   void set_tap(FeatureTap) override {
     fail(ErrorCode::unsupported, "{} is a head, which notes no features", parts_.info.architecture);
   }
@@ -185,7 +186,11 @@ void LoadedHead::forward(const ModelInputs& inputs, std::span<AttentionBackend* 
             .rows = rows,
             .device = &device,
             .arena = arena(scratch_)};
-  parts_.mixer->forward(pass, buffers_.both, branch);
+  if (parts_.join) {
+    device.linear(parts_.join, buffers_.both, {buffers_.x, hidden(), DType::f32}, rows);
+    step(buffers_.x, nullptr, parts_.mixer_norm, buffers_.normed, rows);
+  }
+  parts_.mixer->forward(pass, parts_.join ? buffers_.normed : buffers_.both, branch);
   step(buffers_.x, buffers_.branch, {}, {}, rows);
   if (logit_rows_ == 0) return;
   float* const kept = buffers_.embedded;

@@ -17,11 +17,19 @@ struct EagleParts {
   EmbeddingTable embedding;
   FeatureTap tap;
   Norm embedding_norm, hidden_norm, feed_norm, final_norm;
+  // If set, makes the residual stream of both inputs, which mixer_norm precedes the mixer.
+  // Otherwise the stream is the second input, and the mixer reads both.
+  Linear join;  // [hidden, 2 x hidden]
+  Norm mixer_norm;
   std::unique_ptr<Block> mixer, feed;
   std::unique_ptr<RotaryTable> rotary;
   Linear head;
   const int32_t* columns = nullptr;  // [vocabulary] the head's logit of each token; null: its own
 };
+
+// Reads an MTP layer of DeepSeek-V3: norms, matrices, attention and experts. Its embedding and its
+// head may be the model's.
+void read_deepseek_mtp(const JsonObject& config, const Weights& layer, EagleParts& parts);
 
 std::unique_ptr<EagleHead> make_eagle_head(EagleParts parts);
 

@@ -230,6 +230,18 @@ std::vector<MlpParts> read_experts(const Weights& weights, int64_t count, int64_
   return experts;
 }
 
+void RotaryTable::make(ModelDevice& device, int32_t positions) {
+  kernels::RopeTable table = make_rope_table(spec, positions);
+  view = table.view();
+  view.cos = device.place(std::move(table.cos)).data();
+  view.sin = device.place(std::move(table.sin)).data();
+}
+
+size_t RotaryTable::bytes(const ModelDevice& device, int32_t positions) const {
+  const auto pairs = static_cast<size_t>(spec.rotary_dim / 2);
+  return 2 * device.vector_bytes(pairs * static_cast<size_t>(positions));
+}
+
 Rotary make_rotary(const kernels::RopeSpec& spec, DecoderParts& parts, kernels::RopeLayout layout) {
   make_rope_table(spec, 1);  // throws if no table can be made
   if (spec.scaling == kernels::RopeScaling::longrope) {

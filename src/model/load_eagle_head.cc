@@ -58,14 +58,35 @@ std::vector<int32_t> read_columns(const Checkpoint& checkpoint, int64_t vocabula
   return columns;
 }
 
-void check_config(const JsonObject& config, const std::string& path, const ModelInfo& model) {
+constexpr std::string_view kMtp = "DeepseekV3ForCausalLM";
+
+std::string architecture_of(const JsonObject& config, const std::string& path) {
   const std::vector<std::string> names = config.texts("architectures");
   const std::string name = names.empty() ? "" : names[0];
-  if (name != "LlamaForCausalLMEagle3" && name != "Eagle3LlamaForCausalLM") {
-    fail(ErrorCode::unsupported,
-         "{}: the architecture is {}; heads are LlamaForCausalLMEagle3 or Eagle3LlamaForCausalLM",
-         printable(path), quote(name));
+  if (name == "LlamaForCausalLMEagle3" || name == "Eagle3LlamaForCausalLM" || name == kMtp)
+    return name;
+  fail(ErrorCode::unsupported,
+       "{}: the architecture is {}; heads are LlamaForCausalLMEagle3, Eagle3LlamaForCausalLM and "
+       "the MTP layer of {}",
+       printable(path), quote(name), kMtp);
+}
+
+// An MTP layer has the config of its model.
+void check_layers(const JsonObject& config, const ModelInfo& model, bool is_mtp) {
+  const int32_t layers = read_layers(config);
+  if (!is_mtp && layers != 1) {
+    fail(ErrorCode::unsupported, "num_hidden_layers is {}; heads of one layer are supported",
+         layers);
   }
+  if (!is_mtp) return;
+  check_argument(layers == model.layers,
+                 "speculate: the MTP layer follows {} layers, the model has {}", layers,
+                 model.layers);
+  if (config.integer_or("num_nextn_predict_layers", 0, 0, 64) == 0)
+    config.refuse("num_nextn_predict_layers", "at least 1: there is no MTP layer");
+}
+
+void check_config(const JsonObject& config, const ModelInfo& model, bool is_mtp) {
   const int32_t vocabulary = read_size(config, "vocab_size");
   check_argument(vocabulary == model.vocabulary,
                  "speculate: the head has a vocabulary of {} tokens, the model of {}", vocabulary,
@@ -76,10 +97,7 @@ void check_config(const JsonObject& config, const std::string& path, const Model
                  "speculate: the head is made for a model whose hidden states have {} values, "
                  "those of the model have {}",
                  read_size(config, width), model.hidden);
-  if (read_layers(config) != 1) {
-    fail(ErrorCode::unsupported, "num_hidden_layers is {}; heads of one layer are supported",
-         read_layers(config));
-  }
+  check_layers(config, model, is_mtp);
   require_text(config, "hidden_act", "silu");
   require_boolean(config, "norm_before_residual", false);
   if (config.has("quantization_config")) {
@@ -88,16 +106,16 @@ void check_config(const JsonObject& config, const std::string& path, const Model
 }
 
 // The head's own embeddings have its width. Those of the model must have it, too.
-EmbeddingTable read_embedding(const Weights& weights, const EagleParts& parts, const Model& model) {
+EmbeddingTable read_embedding(const Weights& weights, const ModelInfo& info, const Model& model) {
   constexpr std::string_view kName = "embed_tokens";
-  if (parts.checkpoint->find("embed_tokens.weight") != nullptr) {
-    const Linear own = weights.linear(kName, parts.info.vocabulary, parts.info.hidden);
+  if (weights.has("embed_tokens.weight")) {
+    const Linear own = weights.linear(kName, info.vocabulary, info.hidden);
     return {own.weight, own.dtype, 1};
   }
-  check_argument(parts.info.hidden == model.info().hidden,
+  check_argument(info.hidden == model.info().hidden,
                  "speculate: the head has hidden states of {} values and no embed_tokens; the "
                  "model's have {}",
-                 parts.info.hidden, model.info().hidden);
+                 info.hidden, model.info().hidden);
   return model.embedding();
 }
 
@@ -132,39 +150,59 @@ void read_layer(const JsonObject& config, const Weights& layer, EagleParts& part
       std::make_unique<Mlp>(read_mlp(layer["mlp"], hidden, read_size(config, "intermediate_size")));
 }
 
-}  // namespace
-
-std::unique_ptr<EagleHead> load_eagle_head(const std::string& path,
-                                           std::shared_ptr<ModelDevice> device, const Model& model,
-                                           const std::optional<RandomSource>& random) {
-  const JsonObject config = read_config(path);
-  check_config(config, path, model.info());
-  EagleParts parts;
-  parts.info = read_info(config, model.info());
-  parts.device = std::move(device);
-  parts.checkpoint = std::make_unique<const Checkpoint>(
-      random ? Checkpoint::random("", config, random->seed, *random->threads)
-             : Checkpoint::open(path));
+void read_eagle(const JsonObject& config, const Model& model, EagleParts& parts) {
   const int64_t hidden = parts.info.hidden;
   const Weights weights(*parts.checkpoint, *parts.device);
   const Weights layer = weights["midlayer"];
   parts.tap.layers = read_layers_of(config, model.info().layers);
   parts.tap.projection = weights.linear(
       "fc", hidden, static_cast<int64_t>(parts.tap.layers.size()) * model.info().hidden);
-  parts.embedding = read_embedding(weights, parts, model);
+  parts.embedding = read_embedding(weights, parts.info, model);
   parts.embedding_norm = read_norm(config, layer, "input_layernorm", hidden);
   parts.hidden_norm = read_norm(config, layer, "hidden_norm", hidden);
   parts.feed_norm = read_norm(config, layer, "post_attention_layernorm", hidden);
   parts.final_norm = read_norm(config, weights, "norm", hidden);
-
   read_layer(config, layer, parts);
   const int64_t part =
       config.integer_or("draft_vocab_size", parts.info.vocabulary, 1, parts.info.vocabulary);
   parts.head = weights.linear("lm_head", part, hidden);
-  if (part < parts.info.vocabulary || parts.checkpoint->find("d2t") != nullptr) {
+  if (part < parts.info.vocabulary || weights.has("d2t")) {
     parts.columns =
         parts.device->place_ints(read_columns(*parts.checkpoint, parts.info.vocabulary, part));
   }
+}
+
+void read_mtp(const JsonObject& config, const Model& model, EagleParts& parts) {
+  const Weights weights(*parts.checkpoint, *parts.device);
+  const Weights layer = weights["model.layers"][model.info().layers];
+  parts.embedding = read_embedding(layer, parts.info, model);
+  read_deepseek_mtp(config, layer, parts);
+  if (layer.has("shared_head.head.weight")) {
+    parts.head = layer.linear("shared_head.head", parts.info.vocabulary, parts.info.hidden);
+    return;
+  }
+  if (model.device().ranks() != nullptr) {
+    fail(ErrorCode::unsupported,
+         "the MTP layer has no shared_head.head, and of the model's head each rank has a part");
+  }
+  parts.head = model.head();
+}
+
+}  // namespace
+
+std::unique_ptr<EagleHead> load_eagle_head(const std::string& path,
+                                           std::shared_ptr<ModelDevice> device, const Model& model,
+                                           const std::optional<RandomSource>& random) {
+  const JsonObject config = read_config(path);
+  const bool is_mtp = architecture_of(config, path) == kMtp;
+  check_config(config, model.info(), is_mtp);
+  EagleParts parts;
+  parts.info = read_info(config, model.info());
+  parts.device = std::move(device);
+  parts.checkpoint = std::make_unique<const Checkpoint>(
+      random ? Checkpoint::random("", config, random->seed, *random->threads)
+             : Checkpoint::open(path));
+  (is_mtp ? read_mtp : read_eagle)(config, model, parts);
   parts.checkpoint->check_intact();
   return make_eagle_head(std::move(parts));
 }

@@ -53,12 +53,13 @@ struct EmbeddingTable {
   float factor = 1;  // multiplies the rows
 };
 
-// What a model notes of each token for a head that drafts for it (EAGLE-3, arXiv:2503.01840): the
-// residual streams before some layers, side by side, times a matrix. The row of a token is that of
-// its cache slot, so that tokens of cached prefixes have theirs.
+// Features of tokens, which a model notes for a head that drafts: the residual streams before some
+// layers, side by side, times a matrix (EAGLE-3, arXiv:2503.01840), or the result of the final norm
+// (MTP, arXiv:2412.19437). The row of a token is that of its cache slot, so that tokens of cached
+// prefixes have theirs.
 struct FeatureTap {
-  std::vector<int32_t> layers;  // each in [0, ModelInfo::layers)
-  Linear projection;            // [width, layers x hidden]
+  std::vector<int32_t> layers;  // each in [0, ModelInfo::layers); empty: the final norm
+  Linear projection;            // [width, layers x hidden], with `layers`
   float* rows = nullptr;        // [slots, width] on the model's device; may be null until forward()
 };
 
@@ -82,6 +83,8 @@ class Model {
   virtual ModelDevice& device() const = 0;
 
   virtual EmbeddingTable embedding() const = 0;
+  // Returns the vocabulary head, on a rank of several its part.
+  virtual Linear head() const = 0;
   // Lets all passes note features. Call it before reserve(), and again once the rows have memory.
   // Throws Error{unsupported} if the model has none.
   virtual void set_tap(FeatureTap tap) = 0;

@@ -51,6 +51,10 @@ const StoredTensor& Weights::tensor(std::string_view name, std::initializer_list
   return tensor;
 }
 
+bool Weights::has(std::string_view name) const {
+  return checkpoint_->find(fmt::format("{}{}", prefix_, name)) != nullptr;
+}
+
 const std::byte* Weights::matrix(std::string_view name,
                                  std::initializer_list<int64_t> shape) const {
   return placed(tensor(name, shape), name);

@@ -25,6 +25,8 @@ class Weights {
   Weights operator[](std::string_view part) const;  // "mlp" gives the tensors under "mlp."
   Weights operator[](int64_t index) const;
 
+  // Returns true if a file has the tensor.
+  bool has(std::string_view name) const;
   // Returns the tensor of the file, or one with random values of the distribution `random`.
   const StoredTensor& tensor(std::string_view name, std::initializer_list<int64_t> shape,
                              const InitialValues& random = {}) const;

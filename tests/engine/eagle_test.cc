@@ -20,7 +20,15 @@
 namespace fovea {
 namespace {
 
-const std::string kHeadFolder = FOVEA_SOURCE_DIR "/testdata/drafts/llama_eagle";
+const std::string kDrafts = FOVEA_SOURCE_DIR "/testdata/drafts/";
+const std::string kHeadFolder = kDrafts + "llama_eagle";
+
+// A model of testdata and its head.
+struct TrainedHead {
+  const char* model;
+  const char* folder;
+};
+constexpr TrainedHead kHeads[] = {{"llama", "llama_eagle"}, {"deepseek_v3", "deepseek_v3_mtp"}};
 
 EngineOptions eagle_options(const std::string& model = "llama",
                             const std::string& head = kHeadFolder) {
@@ -33,6 +41,16 @@ EngineOptions eagle_options(const std::string& model = "llama",
   return options;
 }
 
+class Eagle : public ::testing::TestWithParam<TrainedHead> {
+ protected:
+  std::string model() const { return GetParam().model; }
+  std::string folder() const { return kDrafts + GetParam().folder; }
+  EngineOptions options() const { return eagle_options(model(), folder()); }
+  EngineOptions plain_options() const { return eagle_options(model(), ""); }
+};
+INSTANTIATE_TEST_SUITE_P(Heads, Eagle, ::testing::ValuesIn(kHeads),
+                         [](const auto& test) { return std::string(test.param.folder); });
+
 // Returns how many drafts each step with drafts has accepted.
 std::vector<int64_t> accepted_by_step(Engine& engine) {
   std::vector<int64_t> accepted;
@@ -43,24 +61,29 @@ std::vector<int64_t> accepted_by_step(Engine& engine) {
 
 // The reference computes whole texts anew in torch, see tools/train_eagle.py. Steps of 24 tokens
 // cut prompts into pieces, which the head computes in pieces, too.
-TEST(Eagle, StepsAcceptAsManyDraftsAsTheReference) {
-  const JsonObject reference = JsonObject::open(kHeadFolder + "/reference.json");
-  const std::vector<ReferencePrompt> prompts = read_reference("llama");
+TEST_P(Eagle, StepsAcceptAsManyDraftsAsTheReference) {
+  const JsonObject reference = JsonObject::open(folder() + "/reference.json");
+  const std::vector<ReferencePrompt> prompts = read_reference(model());
   for (const auto& [step_tokens, runner_draws] :
        {std::pair(64, false), std::pair(64, true), std::pair(24, false), std::pair(24, true)}) {
     SCOPED_TRACE(std::to_string(step_tokens) + (runner_draws ? ", drawn by the runner" : ""));
-    EngineOptions options = eagle_options();
-    options.max_drafts = static_cast<int32_t>(reference.integer("max_drafts", 1, 63));
-    options.max_batch_tokens = step_tokens;
-    const std::unique_ptr<Engine> engine = load_engine(options, {}, runner_draws);
+    EngineOptions own = options();
+    own.max_drafts = static_cast<int32_t>(reference.integer("max_drafts", 1, 63));
+    own.max_batch_tokens = step_tokens;
+    const std::unique_ptr<Engine> engine = load_engine(own, {}, runner_draws);
     for (size_t i = 0; i < 3; ++i) {
       const GenerateRequest request = greedy_request(prompts[i]);
       EXPECT_EQ(engine->generate({&request, 1}).front().tokens, prompts[i].greedy);
       EXPECT_EQ(accepted_by_step(*engine),
-                reference.integers("prompt_" + std::to_string(i), 0, options.max_drafts));
+                reference.integers("prompt_" + std::to_string(i), 0, own.max_drafts));
     }
     const EngineStats& stats = engine->stats();
     EXPECT_GT(stats.accepted_drafts, stats.draft_requests) << "drafts per request and step";
+    const int64_t alone = stats.accepted_drafts;
+    std::vector<GenerateRequest> together;
+    for (size_t i = 0; i < 3; ++i) together.push_back(greedy_request(prompts[i]));
+    (void)engine->generate(together);
+    EXPECT_EQ(stats.accepted_drafts, 2 * alone) << "the same in one batch";
     expect_no_leak(*engine);
   }
 }
@@ -89,11 +112,11 @@ void expect_equal_texts(Engine& seen, Engine& wanted,
 
 // Features are those of cache slots, so a request that finds its prompt in the cache has them. The
 // head has a cache of its own, or computes the prompt anew.
-TEST(Eagle, DraftsAreTheSameAfterAPrefixHit) {
-  const std::vector<ReferencePrompt> prompts = read_reference("llama");
+TEST_P(Eagle, DraftsAreTheSameAfterAPrefixHit) {
+  const std::vector<ReferencePrompt> prompts = read_reference(model());
   GenerateRequest request = greedy_request(prompts[2]);
   for (const float temperature : {0.0f, 0.8f}) {
-    const std::unique_ptr<Engine> engine = Engine::load(eagle_options());
+    const std::unique_ptr<Engine> engine = Engine::load(options());
     request.sampling.temperature = temperature;
     request.sampling.seed = 5;
     request.salt.clear();
@@ -112,17 +135,17 @@ TEST(Eagle, DraftsAreTheSameAfterAPrefixHit) {
     longer.sampling.max_new_tokens = 40;
     const std::vector<int32_t> with_hit = engine->generate({&longer, 1}).front().tokens;
     const std::vector<int64_t> accepted_with_hit = accepted_by_step(*engine);
-    const std::unique_ptr<Engine> cold = Engine::load(eagle_options());
+    const std::unique_ptr<Engine> cold = Engine::load(options());
     EXPECT_EQ(with_hit, cold->generate({&longer, 1}).front().tokens);
     EXPECT_EQ(accepted_with_hit, accepted_by_step(*cold));
     expect_no_leak(*engine);
   }
 }
 
-TEST(Eagle, SampledTextIsThatWithout) {
-  const std::unique_ptr<Engine> plain = Engine::load(eagle_options("llama", ""));
+TEST_P(Eagle, SampledTextIsThatWithout) {
+  const std::unique_ptr<Engine> plain = Engine::load(plain_options());
   for (const bool runner_draws : {false, true}) {
-    const std::unique_ptr<Engine> engine = load_engine(eagle_options(), {}, runner_draws);
+    const std::unique_ptr<Engine> engine = load_engine(options(), {}, runner_draws);
     expect_equal_texts(*engine, *plain, sampled_requests());
     const EngineStats& stats = engine->stats();
     EXPECT_GT(stats.accepted_drafts, stats.drafts / 10);
@@ -131,15 +154,19 @@ TEST(Eagle, SampledTextIsThatWithout) {
   }
 }
 
-TEST(Eagle, RanksDraftAlike) {
+TEST(EagleRanks, DraftAlike) {
   const std::unique_ptr<Engine> ranks =
       load_parallel_engine(eagle_options(), {.tensor_parallel = 2});
   const std::unique_ptr<Engine> plain = Engine::load(eagle_options("llama", ""));
   expect_equal_texts(*ranks, *plain, sampled_requests());
   EXPECT_GT(ranks->stats().accepted_drafts, ranks->stats().drafts / 10);
+  test::expect_error(ErrorCode::unsupported, "of the model's head each rank has a part", [] {
+    (void)load_parallel_engine(eagle_options("deepseek_v3", kDrafts + "deepseek_v3_mtp"),
+                               {.tensor_parallel = 2});
+  });
 }
 
-TEST(Eagle, MeasuredWidthsTurnItOffAndOn) {
+TEST(EagleHeads, MeasuredWidthsTurnItOffAndOn) {
   EngineOptions options = eagle_options();
   options.always_speculate = false;
   const std::unique_ptr<Engine> engine = Engine::load(options);
@@ -158,7 +185,7 @@ TEST(Eagle, MeasuredWidthsTurnItOffAndOn) {
 
 // Every model without recurrent states notes features, and its text does not change. Weights are
 // random, so that no draft is right but by chance.
-TEST(Eagle, HeadsOfAllModels) {
+TEST(EagleHeads, HeadsOfAllModels) {
   for (const std::string model :
        {"llama", "qwen3", "gemma2", "gpt_oss", "deepseek_v3", "llama4_text"}) {
     SCOPED_TRACE(model);
@@ -178,13 +205,12 @@ TEST(Eagle, HeadsOfAllModels) {
   }
 }
 
-TEST(Eagle, PlanCountsItsMemory) {
-  const EngineOptions options = eagle_options();
-  const EngineMemory planned = Engine::plan(options).memory;
-  const std::unique_ptr<Engine> engine = Engine::load(options);
+TEST_P(Eagle, PlanCountsItsMemory) {
+  const EngineMemory planned = Engine::plan(options()).memory;
+  const std::unique_ptr<Engine> engine = Engine::load(options());
   EXPECT_EQ(planned.drafter, engine->stats().memory.drafter);
   EXPECT_EQ(planned.total(), engine->stats().memory.total());
-  const int64_t slots = (engine->stats().kv_pages + 1) * options.page_size;
+  const int64_t slots = (engine->stats().kv_pages + 1) * options().page_size;
   EXPECT_GT(planned.drafter, static_cast<size_t>(slots) * 128 * sizeof(float))
       << "the features of every slot";
 }
@@ -212,7 +238,7 @@ class ChangedHead {
   const std::string folder_ = testing::TempDir() + "changed_head";
 };
 
-TEST(Eagle, RefusesHeadsThatDoNotFitByName) {
+TEST(EagleHeads, RefusesHeadsThatDoNotFitByName) {
   const auto refused = [](ErrorCode code, const std::string& message,
                           const std::vector<std::pair<std::string, std::string>>& changes) {
     SCOPED_TRACE(message);
@@ -232,7 +258,7 @@ TEST(Eagle, RefusesHeadsThatDoNotFitByName) {
   refused(ErrorCode::corrupt_file, "fc.weight", {{"    0,\n", ""}});
   refused(ErrorCode::unsupported, "num_hidden_layers is 2; heads of one layer are supported",
           {{"\"num_hidden_layers\": 1", "\"num_hidden_layers\": 2"}});
-  refused(ErrorCode::unsupported, "the architecture is 'LlamaForCausalLM'; heads are",
+  refused(ErrorCode::unsupported, "the architecture is 'LlamaForCausalLM'; heads are Llama",
           {{"LlamaForCausalLMEagle3", "LlamaForCausalLM"}});
   refused(ErrorCode::unsupported, "norm_before_residual is true",
           {{"\"num_hidden_layers\"", "\"norm_before_residual\": true, \"num_hidden_layers\""}});
@@ -240,6 +266,12 @@ TEST(Eagle, RefusesHeadsThatDoNotFitByName) {
           {{"\"draft_vocab_size\": 1024", "\"draft_vocab_size\": 512"}});
   test::expect_error(ErrorCode::unsupported, "Qwen3NextForCausalLM has recurrent states",
                      [] { (void)Engine::load(eagle_options("qwen3_next")); });
+  test::expect_error(
+      ErrorCode::unsupported, "the architecture is 'Qwen3NextForCausalLM'; heads",
+      [] { (void)Engine::load(eagle_options("llama", model_folder("qwen3_next"))); });
+  test::expect_invalid("the MTP layer follows 3 layers, the model has 4", [] {
+    (void)Engine::load(eagle_options("llama", kDrafts + "deepseek_v3_mtp"));
+  });
   EngineOptions options = eagle_options();
   options.speculate = "eagle:";
   test::expect_invalid(
@@ -250,7 +282,7 @@ TEST(Eagle, RefusesHeadsThatDoNotFitByName) {
 }
 
 // The list of layers at the top level names those before which the streams are taken.
-TEST(Eagle, BothListsOfLayersAreRead) {
+TEST(EagleHeads, BothListsOfLayersAreRead) {
   const ChangedHead head({{"\"eagle_config\"", "\"other_config\""},
                           {"\"draft_vocab_size\"",
                            "\"eagle_aux_hidden_state_layer_ids\": [1, 2, 3], "

@@ -41,7 +41,12 @@ EngineOptions drafting(EngineOptions options, const std::string& speculate, int3
 }
 
 const std::string kTrained = "draft:" FOVEA_SOURCE_DIR "/testdata/drafts/llama";
-const std::string kHead = "eagle:" FOVEA_SOURCE_DIR "/testdata/drafts/llama_eagle";
+
+// Returns the option for the head that was trained for the model.
+std::string head_of(const std::string& model) {
+  return "eagle:" FOVEA_SOURCE_DIR "/testdata/drafts/" + model +
+         (model == "llama" ? "_eagle" : "_mtp");
+}
 
 // Texts that repeat themselves, so that n-grams guess well, with draws of every kind.
 std::vector<GenerateRequest> requests_of_all_kinds(const std::string& model) {
@@ -236,21 +241,22 @@ TEST_P(GpuEagle, TextIsThatWithoutAHead) {
   for (const auto& [graphs, page_size] : {std::pair(true, 16), {true, 3}, {false, 16}}) {
     SCOPED_TRACE(std::string(graphs ? "replayed" : "enqueued") + ", pages of " +
                  std::to_string(page_size));
-    EngineOptions options = drafting(options_for(model()), kHead, 4);
+    EngineOptions options = drafting(options_for(model()), head_of(model()), 4);
     options.cuda_graphs = graphs;
     options.page_size = page_size;
     expect_texts(options, requests, wanted);
   }
 }
 
-// Three of four drafts of a greedy text are right, as on the CPU, also after a prefix hit.
+// As many drafts of greedy texts are right as on the CPU, whose texts differ by its f32, also after
+// a prefix hit.
 TEST_P(GpuEagle, DraftsAreAsGoodAsOnACpu) {
   std::vector<GenerateRequest> requests;
   for (const ReferencePrompt& prompt : read_reference(model()))
     requests.push_back(greedy_request(prompt));
   int64_t accepted[2][2] = {};
   for (const bool on_gpu : {false, true}) {
-    EngineOptions options = drafting(options_for(model()), kHead, 4);
+    EngineOptions options = drafting(options_for(model()), head_of(model()), 4);
     if (!on_gpu) options.device = "cpu";
     const std::unique_ptr<Engine> engine = Engine::load(options);
     for (int64_t& count : accepted[on_gpu]) {
@@ -262,14 +268,14 @@ TEST_P(GpuEagle, DraftsAreAsGoodAsOnACpu) {
   }
   for (int round = 0; round < 2; ++round) {
     const double cpu = static_cast<double>(accepted[0][round]);
-    EXPECT_NEAR(static_cast<double>(accepted[1][round]), cpu, 0.1 * cpu) << "round " << round;
+    EXPECT_NEAR(static_cast<double>(accepted[1][round]), cpu, 0.25 * cpu) << "round " << round;
   }
   EXPECT_EQ(accepted[1][0], accepted[1][1]) << "batch-invariant";
 }
 
-TEST_P(GpuEagle, TextUnderMemoryPressureIsThatOfTheRequestAlone) { expect_churn(kHead); }
+TEST_P(GpuEagle, TextUnderMemoryPressureIsThatOfTheRequestAlone) { expect_churn(head_of(model())); }
 
-INSTANTIATE_TEST_SUITE_P(Models, GpuEagle, ::testing::Values("llama"),
+INSTANTIATE_TEST_SUITE_P(Models, GpuEagle, ::testing::Values("llama", "deepseek_v3"),
                          [](const auto& test) { return std::string(test.param); });
 
 INSTANTIATE_TEST_SUITE_P(Models, GpuSpeculation,

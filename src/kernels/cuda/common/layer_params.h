@@ -121,8 +121,9 @@ struct GatherParams {
 
 // out[index[r]] = x[r], unless the index is negative.
 struct StoreRowsParams {
-  const float* x;  // [rows, dim] at intervals of x_stride
+  const void* x;  // f32 or bf16 [rows, dim] at intervals of x_stride
   int64_t x_stride;
+  int32_t x_is_f32;
   const int64_t* index;  // [rows]
   float* out;
   int64_t out_stride;

@@ -127,7 +127,10 @@ struct StoreRowsConfig {
       const int64_t column = i % params.dim;
       const int64_t to = params.index[row];
       if (to < 0) continue;
-      params.out[to * params.out_stride + column] = params.x[row * params.x_stride + column];
+      const int64_t from = row * params.x_stride + column;
+      params.out[to * params.out_stride + column] =
+          params.x_is_f32 ? static_cast<const float*>(params.x)[from]
+                          : from_bf16(static_cast<const uint16_t*>(params.x)[from]);
     }
   }
 };
