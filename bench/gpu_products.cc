@@ -50,17 +50,14 @@ class ProductBench {
     const auto multiply = [&](int32_t turn, Stream to) { cublaslt_.run(matmul(result, turn), to); };
     result.cublaslt_seconds = time(multiply);
     const std::vector<float> want = output(multiply);
-    for (size_t tile = 0; tile < cuda::SkinnyProducts::kTiles.size(); ++tile) {
-      const int32_t max_rows = std::stoi(cuda::SkinnyProducts::kTiles[tile].rows);
-      if (rows > max_rows || !cuda::SkinnyProducts::serves(skinny(result, 0))) {
-        result.tile_seconds.emplace_back();
-        continue;
-      }
-      result.tile_seconds.push_back(
-          time([&](int32_t turn, Stream to) { skinny_.run(skinny(result, turn), tile, to); }));
+    const bool is_served = cuda::SkinnyProducts::serves(skinny(result, 0));
+    for (size_t variant = 0; variant < cuda::SkinnyProducts::kStages.size(); ++variant) {
+      result.variant_seconds.emplace_back();
+      if (!is_served) continue;
+      result.variant_seconds.back() =
+          time([&](int32_t turn, Stream to) { skinny_.run(skinny(result, turn), variant, to); });
     }
-    if (rows <= cuda::SkinnyProducts::kMaxRows) {
-      result.chosen_tile = cuda::SkinnyProducts::tile_of(skinny(result, 0));
+    if (is_served) {
       result.difference = difference(
           output([&](int32_t turn, Stream to) { skinny_.run(skinny(result, turn), to); }), want);
     }
@@ -136,8 +133,8 @@ std::string microseconds(const std::optional<double>& seconds) {
 
 std::optional<double> best_seconds(const ProductResult& result) {
   std::optional<double> best = result.cublaslt_seconds;
-  for (const auto& tile : result.tile_seconds) {
-    if (tile && (!best || *tile < *best)) best = tile;
+  for (const auto& seconds : result.variant_seconds) {
+    if (seconds && (!best || *seconds < *best)) best = seconds;
   }
   return best;
 }
@@ -147,7 +144,7 @@ std::vector<std::string> cells(const ProductResult& result) {
   std::vector<std::string> row = {std::to_string(result.shape.n), std::to_string(result.shape.k),
                                   std::to_string(result.rows), microseconds(result.floor_seconds),
                                   microseconds(result.cublaslt_seconds)};
-  for (const auto& tile : result.tile_seconds) row.push_back(microseconds(tile));
+  for (const auto& seconds : result.variant_seconds) row.push_back(microseconds(seconds));
   row.push_back(fmt::format("{:.3f}", result.floor_seconds / best_seconds(result).value_or(1)));
   row.push_back(fmt::format("{:.1e}", result.difference));
   return row;
@@ -155,21 +152,15 @@ std::vector<std::string> cells(const ProductResult& result) {
 
 std::vector<std::string> header_cells() {
   std::vector<std::string> row = {"n", "k", "rows", "floor_us", "cublaslt_us"};
-  for (const std::string& tile : product_tile_names()) row.push_back("tile_" + tile + "_us");
+  for (const std::string_view stages : cuda::SkinnyProducts::kStages) {
+    row.push_back(fmt::format("{}_stages_us", stages));
+  }
   row.push_back("best_share");
   row.push_back("difference");
   return row;
 }
 
 }  // namespace
-
-std::vector<std::string> product_tile_names() {
-  std::vector<std::string> names;
-  for (const auto& tile : cuda::SkinnyProducts::kTiles) {
-    names.push_back(fmt::format("{}x{}", tile.columns, tile.rows));
-  }
-  return names;
-}
 
 std::vector<ProductResult> run_products(int device, std::span<const ProductShape> shapes,
                                         std::span<const int32_t> rows,

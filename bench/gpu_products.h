@@ -22,13 +22,10 @@ struct ProductResult {
   int32_t rows = 0;
   double floor_seconds = 0;  // the matrix at the read ceiling
   std::optional<double> cublaslt_seconds;
-  std::vector<std::optional<double>> tile_seconds;  // as SkinnyProducts::kTiles; null: too few rows
-  size_t chosen_tile = 0;
-  double difference = 0;  // between the chosen tile's output and cuBLASLt's, relative, 2-norm
+  // By SkinnyProducts::kStages; null: too many rows.
+  std::vector<std::optional<double>> variant_seconds;
+  double difference = 0;  // between run()'s output and cuBLASLt's, relative, 2-norm
 };
-
-// Returns names of the tiles, "columns x rows".
-std::vector<std::string> product_tile_names();
 
 // Measures every shape with every number of rows. Matrices rotate over more memory than caches
 // hold, and calls follow each other in a graph, as in a decode step. Throws Error if the GPU or

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of a few rows by themselves, in every tile: correct by fp64, with biases, gates and
+// Products of a few rows by themselves, in every variant: correct by fp64, with biases, gates and
 // partial tiles, and nothing written beyond the rows and columns of the output; norms that begin in
 // one product and end in the next.
 #include <gtest/gtest.h>
@@ -52,7 +52,7 @@ class SkinnyGemmTest : public test::GpuKernelTest<::testing::TestWithParam<Shape
   size_t out_stride() const { return static_cast<size_t>(GetParam().n + kPadding); }
 
   // Returns rows + 1 rows of the output, with their padding.
-  std::vector<float> run(const gpu::DeviceBuffer& x, int32_t rows, size_t tile) {
+  std::vector<float> run(const gpu::DeviceBuffer& x, int32_t rows, size_t variant) {
     const Shape& shape = GetParam();
     const size_t count = static_cast<size_t>(rows + 1) * out_stride();
     const auto out = shape.is_f32
@@ -72,7 +72,7 @@ class SkinnyGemmTest : public test::GpuKernelTest<::testing::TestWithParam<Shape
     params.up_offset = shape.is_gated ? shape.n : 0;
     params.activation = kSilu;
     EXPECT_TRUE(SkinnyProducts::serves(params));
-    products_->run(params, tile, nullptr);
+    products_->run(params, variant, nullptr);
     gpu::synchronize(nullptr);
     if (shape.is_f32) return to_host<float>(out, count);
     std::vector<float> values;
@@ -110,12 +110,11 @@ class SkinnyGemmTest : public test::GpuKernelTest<::testing::TestWithParam<Shape
 
 TEST_P(SkinnyGemmTest, EveryTileIsRight) {
   const Shape& shape = GetParam();
-  for (size_t tile = 0; tile < SkinnyProducts::kTiles.size(); ++tile) {
-    const int32_t tile_rows = std::stoi(SkinnyProducts::kTiles[tile].rows);
-    for (const int32_t rows : {1, tile_rows - 1, tile_rows}) {
-      SCOPED_TRACE("tile " + std::to_string(tile) + ", rows " + std::to_string(rows));
+  for (size_t variant = 0; variant < SkinnyProducts::kStages.size(); ++variant) {
+    for (const int32_t rows : {1, SkinnyProducts::kMaxRows - 1, SkinnyProducts::kMaxRows}) {
+      SCOPED_TRACE("variant " + std::to_string(variant) + ", rows " + std::to_string(rows));
       std::vector<uint16_t> x = bf16_noise(static_cast<size_t>(rows) * stride(), 11);
-      const std::vector<float> out = run(to_device(x), rows, tile);
+      const std::vector<float> out = run(to_device(x), rows, variant);
       for (int32_t row = 0; row <= rows; ++row) {
         for (size_t i = 0; i < out_stride(); ++i) {
           const float got = out[static_cast<size_t>(row) * out_stride() + i];
@@ -135,17 +134,17 @@ TEST_P(SkinnyGemmTest, EveryTileIsRight) {
   }
 }
 
-// Other rows do not change a row.
+// Neither other rows nor the variant change a row.
 TEST_P(SkinnyGemmTest, ARowIsTheSameAmongOthers) {
-  for (size_t tile = 0; tile < SkinnyProducts::kTiles.size(); ++tile) {
-    const int32_t rows = std::stoi(SkinnyProducts::kTiles[tile].rows);
-    const std::vector<uint16_t> x = bf16_noise(static_cast<size_t>(rows) * stride(), 13);
-    const std::vector<float> all = run(to_device(x), rows, tile);
-    const size_t last = static_cast<size_t>(rows - 1);
-    const std::vector<uint16_t> own(x.end() - static_cast<int64_t>(stride()), x.end());
-    const std::vector<float> alone = run(to_device(own), 1, tile);
+  constexpr int32_t kRows = SkinnyProducts::kMaxRows;
+  const std::vector<uint16_t> x = bf16_noise(size_t{kRows} * stride(), 13);
+  const std::vector<uint16_t> own(x.end() - static_cast<int64_t>(stride()), x.end());
+  const std::vector<float> alone = run(to_device(own), 1, 0);
+  for (size_t variant = 0; variant < SkinnyProducts::kStages.size(); ++variant) {
+    const std::vector<float> all = run(to_device(x), kRows, variant);
     for (size_t i = 0; i < out_stride(); ++i) {
-      ASSERT_EQ(alone[i], all[last * out_stride() + i]) << "tile " << tile << ", column " << i;
+      ASSERT_EQ(alone[i], all[size_t{kRows - 1} * out_stride() + i])
+          << "variant " << variant << ", column " << i;
     }
   }
 }
@@ -159,7 +158,7 @@ std::string name_of(const ::testing::TestParamInfo<Shape>& info) {
 
 // Fewer steps than warps, partial tiles, stages that repeat.
 INSTANTIATE_TEST_SUITE_P(Shapes, SkinnyGemmTest,
-                         ::testing::Values(Shape{40, 64}, Shape{72, 448, true},
+                         ::testing::Values(Shape{40, 64}, Shape{72, 448, true}, Shape{24, 2432},
                                            Shape{64, 2624, true, true}, Shape{7, 1024, false, true},
                                            Shape{44, 960, false, false, true},
                                            Shape{16, 192, false, true, true}),
@@ -194,7 +193,7 @@ class NormsOfProducts : public test::GpuKernelTest<::testing::Test> {
 
   // Adds the product of x and `weight` [n, kK] to `before`, with rows + 1 rows in every output.
   Begun begin(const std::vector<uint16_t>& x, const std::vector<uint16_t>& weight,
-              const std::vector<float>& before, int32_t rows, size_t tile) const {
+              const std::vector<float>& before, int32_t rows, size_t variant) const {
     const auto n = static_cast<int32_t>(norm_.size());
     const size_t squares = static_cast<size_t>(squares_of(n));
     const auto x_device = to_device(x), weight_device = to_device(weight);
@@ -215,7 +214,7 @@ class NormsOfProducts : public test::GpuKernelTest<::testing::Test> {
     params.stream_factor = kFactor;
     params.norm = {norm.data<float>(), kEpsilon, kPlus};
     params.squares = sums.data<float>();
-    products_->run(params, tile, nullptr);
+    products_->run(params, variant, nullptr);
     gpu::synchronize(nullptr);
     return {to_host<float>(stream, count),
             to_host<float>(sums, static_cast<size_t>(rows + 1) * squares),
@@ -224,7 +223,7 @@ class NormsOfProducts : public test::GpuKernelTest<::testing::Test> {
 
   // Returns the product of the begun rows and `weight` [kColumns, n].
   std::vector<float> end(const Begun& begun, const std::vector<uint16_t>& weight, int32_t rows,
-                         size_t tile) const {
+                         size_t variant) const {
     const auto n = static_cast<int32_t>(norm_.size());
     const auto x = to_device(begun.rows), weight_device = to_device(weight);
     const auto squares = to_device(begun.squares);
@@ -240,7 +239,7 @@ class NormsOfProducts : public test::GpuKernelTest<::testing::Test> {
     params.out_is_f32 = 1;
     params.in_squares = squares.data<float>();
     params.in_epsilon = kEpsilon;
-    products_->run(params, tile, nullptr);
+    products_->run(params, variant, nullptr);
     gpu::synchronize(nullptr);
     return to_host<float>(out, count);
   }
@@ -256,13 +255,13 @@ TEST_F(NormsOfProducts, BeginInOneAndEndInTheNext) {
     bias_ = floats_of(bf16_noise(width, 19));
     const std::vector<uint16_t> weight = bf16_noise(width * kK, 23);
     const std::vector<uint16_t> next = bf16_noise(width * kColumns, 29);
-    for (size_t tile = 0; tile < SkinnyProducts::kTiles.size(); ++tile) {
-      const int32_t rows = n > 1000 ? 3 : std::stoi(SkinnyProducts::kTiles[tile].rows) - 1;
-      SCOPED_TRACE("n " + std::to_string(n) + ", tile " + std::to_string(tile));
+    for (size_t variant = 0; variant < SkinnyProducts::kStages.size(); ++variant) {
+      const int32_t rows = n > 1000 ? 3 : SkinnyProducts::kMaxRows - 1;
+      SCOPED_TRACE("n " + std::to_string(n) + ", variant " + std::to_string(variant));
       const std::vector<uint16_t> x = bf16_noise(static_cast<size_t>(rows) * kK, 31);
       const size_t count = static_cast<size_t>(rows + 1) * width;
       const std::vector<float> before = floats_of(bf16_noise(count, 37));
-      const Begun begun = begin(x, weight, before, rows, tile);
+      const Begun begun = begin(x, weight, before, rows, variant);
       for (size_t i = 0; i < count; ++i) {
         const size_t row = i / width, column = i % width;
         if (row == static_cast<size_t>(rows)) {
@@ -285,7 +284,7 @@ TEST_F(NormsOfProducts, BeginInOneAndEndInTheNext) {
         ASSERT_TRUE(test::is_near(begun.squares[i], want, 1e-5 * want)) << i;
       }
       if (n % kSkinnyDepth != 0) continue;
-      const std::vector<float> out = end(begun, next, rows, tile);
+      const std::vector<float> out = end(begun, next, rows, variant);
       for (size_t i = 0; i < out.size(); ++i) {
         const size_t row = i / kColumns;
         double squares = 0;

@@ -11,13 +11,14 @@ namespace fovea::kernels::cuda {
 
 constexpr int kColumnTile = 64;
 constexpr int kDepth = 64;  // elements of k in one stage: 128 bytes a row
-constexpr int kStages = 3;
 constexpr int kGemmWarps = 4;
 constexpr int kChunk = 8;  // bf16 values of one 16-byte copy
 constexpr int kChunks = kDepth / kChunk;
 
 template <int kRowTile, bool kIsKn>
 struct Tiles {
+  // Few rows have few blocks, which need more bytes on their way each: chosen on H200, 2026-11-29.
+  static constexpr int kStages = kRowTile == 16 ? 6 : 3;
   static constexpr int kWeightRows = kIsKn ? kDepth : kColumnTile;
   static constexpr int kStageElements = (kRowTile + kWeightRows) * kDepth;
   static constexpr int kSharedBytes = kStages * kStageElements * 2 + kRowTile * 8;

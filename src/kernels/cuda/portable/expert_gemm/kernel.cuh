@@ -2,7 +2,7 @@
 // Grouped product of a mixture of experts. Only the device knows which rows an expert has, so the
 // grid covers every possible tile, and CTAs without rows return at once.
 //
-//   x (gathered rows) --cp.async--> [stage 0|1|2] --ldmatrix--> mma --> scale, bias --> rows of out
+//   x (gathered rows) --cp.async--> [stage 0|1|...] --ldmatrix--> mma --> scale, bias --> out rows
 //   weights ----------cp.async-->
 #pragma once
 
@@ -15,6 +15,7 @@ template <int kRowTile, bool kIsKn>
 struct ExpertGemmConfig {
   using Params = ExpertGemmParams;
   using Shape = Tiles<kRowTile, kIsKn>;
+  static constexpr int kStages = Shape::kStages;
   static constexpr int kBlocksPerSm = 1;
   static constexpr KernelTraits kTraits = {kGemmWarps * 32, Shape::kSharedBytes, kRowTile,
                                            kColumnTile};

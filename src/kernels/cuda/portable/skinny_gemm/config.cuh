@@ -7,22 +7,22 @@
 
 namespace fovea::kernels::cuda {
 
-template <int kColumnTile, int kRowTile>
+template <int kTileStages>
 struct SkinnySizes {
   static constexpr int kWarps = 8;
   static constexpr int kThreads = kWarps * 32;
+  static constexpr int kColumnTile = 32;
+  static constexpr int kRowTile = 8;
   static constexpr int kColumnBlocks = kColumnTile / 16;  // m16 tiles of a warp
-  static constexpr int kRowBlocks = kRowTile / 8;         // n8 tiles of a warp
-  // Elements of k in a stage, in chunks of 32 of which each lane has 8.
-  static constexpr int kDepth = kColumnTile == 16 ? 64 : 32;
-  static constexpr int kChunks = kDepth / 32;
-  static constexpr int kCopies = kColumnBlocks * 2 * kChunks;  // copies of a lane for a stage
+  static constexpr int kDepth = 32;                  // elements of k in a stage, 8 of each lane
+  static constexpr int kCopies = kColumnBlocks * 2;  // copies of a lane for a stage
   static constexpr int kStageBytes = kCopies * kThreads * 16;
-  static constexpr int kStages = (64 << 10) / kStageBytes;
+  static constexpr int kStages = kTileStages;
   // After the products, the sums of all warps take the place of the stages.
   static constexpr int kPartFloats = kColumnTile * kRowTile;
   // Behind the stages are the factors of the rows.
   static constexpr int kSharedBytes = kStages * kStageBytes + kRowTile * 4;
+  static constexpr int kBlocksPerSm = kSharedBytes < (100 << 10) ? 2 : 1;
   static_assert(kWarps * kPartFloats * 4 <= kStages * kStageBytes);
   static_assert(kColumnTile % kSquaredColumns == 0);
   static_assert(kColumnTile * kRowTile <= kThreads);  // as ProductOutputs::add_to_stream requires

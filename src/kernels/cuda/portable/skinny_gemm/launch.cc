@@ -8,8 +8,10 @@ namespace fovea::kernels::cuda {
 
 SkinnyProducts::SkinnyProducts(int sm, gpu::KernelStore& store) {
   const Family& gemm = family("portable/skinny_gemm");
-  for (size_t i = 0; i < kTiles.size(); ++i) {
-    kernels_[i] = Kernel(make_variant(gemm, {kTiles[i].columns, kTiles[i].rows}, sm), store);
+  constexpr int kLittleSharedMemory = 120;  // 99 KB a block
+  for (size_t i = 0; i < kStages.size(); ++i) {
+    const char* const stages = kStages[sm >= kLittleSharedMemory ? 0 : i];
+    kernels_[i] = Kernel(make_variant(gemm, {stages}, sm), store);
   }
 }
 
@@ -24,20 +26,20 @@ bool SkinnyProducts::serves(const SkinnyGemmParams& params) {
          params.x_stride % kElements == 0 && params.weight_stride % kElements == 0;
 }
 
-// Chosen on H200, 2026-11-29: wide tiles are faster where they give every multiprocessor several
-// blocks one after another, and slower where all blocks run at once.
-size_t SkinnyProducts::tile_of(const SkinnyGemmParams& params) {
-  constexpr int32_t kManyRows = 16384;
+// Chosen on H200, 2026-11-29: one block a multiprocessor needs more stages than two.
+size_t SkinnyProducts::variant_of(const SkinnyGemmParams& params) {
+  constexpr int32_t kMultiprocessors = 132;
+  constexpr int32_t kTileRows = 32;
   const int32_t weight_rows = params.up_offset > 0 ? 2 * params.n : params.n;
-  return weight_rows >= kManyRows ? 1 : 0;
+  return weight_rows > kTileRows * kMultiprocessors ? 0 : 1;
 }
 
 void SkinnyProducts::run(const SkinnyGemmParams& params, Stream stream) const {
-  run(params, tile_of(params), stream);
+  run(params, variant_of(params), stream);
 }
 
-void SkinnyProducts::run(const SkinnyGemmParams& params, size_t tile, Stream stream) const {
-  const Kernel& kernel = kernels_[tile];
+void SkinnyProducts::run(const SkinnyGemmParams& params, size_t variant, Stream stream) const {
+  const Kernel& kernel = kernels_[variant];
   const int32_t columns = params.up_offset > 0 ? kernel.key_tile() / 2 : kernel.key_tile();
   kernel.launch({static_cast<uint32_t>(ceil_div(params.n, columns))}, params, stream, kOverlapped);
 }

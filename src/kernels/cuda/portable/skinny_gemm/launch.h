@@ -11,29 +11,27 @@ namespace fovea::kernels::cuda {
 
 class SkinnyProducts {
  public:
-  // Loads every tile onto the current GPU. Errors as Kernel's constructor.
+  // Loads every variant onto the current GPU. Errors as Kernel's constructor.
   SkinnyProducts(int sm, gpu::KernelStore& store);
 
   // Returns true if run() computes such a product.
   static bool serves(const SkinnyGemmParams& params);
   // Enqueues the product. It may start before the preceding kernel in the stream has ended; until
   // then it reads the weight only. The order of sums, and so the last bits, depend on the column
-  // and on the tile that the weight chooses, not on the number of rows.
+  // alone.
   void run(const SkinnyGemmParams& params, Stream stream) const;
 
-  struct Tile {
-    const char* columns;
-    const char* rows;
-  };
-  static constexpr std::array<Tile, 2> kTiles = {{{"16", "8"}, {"32", "8"}}};
+  // Stages of a block, by variant. A multiprocessor has two blocks of the first, or one of the
+  // second.
+  static constexpr std::array<const char*, 2> kStages = {"6", "8"};
   static constexpr int32_t kMaxRows = 8;
-  // Returns the tile that run() chooses.
-  static size_t tile_of(const SkinnyGemmParams& params);
-  // Enqueues the product with a given tile, for measurements.
-  void run(const SkinnyGemmParams& params, size_t tile, Stream stream) const;
+  // Returns the variant that run() chooses.
+  static size_t variant_of(const SkinnyGemmParams& params);
+  // Enqueues the product with a given variant, for measurements.
+  void run(const SkinnyGemmParams& params, size_t variant, Stream stream) const;
 
  private:
-  std::array<Kernel, kTiles.size()> kernels_;
+  std::array<Kernel, kStages.size()> kernels_;
 };
 
 }  // namespace fovea::kernels::cuda
