@@ -213,6 +213,14 @@ TEST_P(Eagle, PlanCountsItsMemory) {
   const int64_t slots = (engine->stats().kv_pages + 1) * options().page_size;
   EXPECT_GT(planned.drafter, static_cast<size_t>(slots) * 128 * sizeof(float))
       << "the features of every slot";
+  const DeviceInfo gpu{.kind = DeviceKind::cuda, .name = "sm_90", .sm = 90, .cores = 132};
+  EngineOptions on_gpu = options();
+  on_gpu.kv_dtype = DType::bf16;
+  const EngineMemory with_head = Engine::plan(on_gpu, gpu).memory;
+  on_gpu.speculate = "ngram";
+  const EngineMemory without = Engine::plan(on_gpu, gpu).memory;
+  EXPECT_GT(with_head.drafter, 0u);
+  EXPECT_GT(with_head.activations, without.activations) << "the streams that are noted";
 }
 
 // A head's folder with a changed config, next to the weights of testdata's.
