@@ -18,6 +18,6 @@ os.environ["SGLANG_TEST_RETRACT"] = "1"
 os.environ["SGLANG_TEST_RETRACT_INTERVAL"] = "7"
 sys.path.insert(0, str(SHIMS))
 
-_paths = [str(SHIMS), os.environ.get("PYTHONPATH", "")]
+_paths = [str(SHIMS), str(Path(__file__).parents[1] / "tests_serving"), os.environ.get("PYTHONPATH", "")]
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, _paths))}
 """The environment of processes with SGLang. Its imports change that of this process."""

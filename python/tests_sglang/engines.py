@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SGLang's scheduler, model runner, models and pools in this process, on a CPU."""
+"""SGLang's scheduler, model runner, models and pools in this process."""
 
 import gc
 from array import array
@@ -30,6 +30,14 @@ class Run:
     retractions: int
 
 
+def make_scheduler(folder: Path | str, **options: Any) -> Scheduler:
+    """Makes a scheduler with its model. Options are those of ServerArgs."""
+    load_plugins()
+    arguments = ServerArgs(model_path=str(folder), **options)
+    publish(arguments, role="scheduler")
+    return Scheduler(arguments, PortArgs.init_new(arguments), 0, 0, 0, 0, 0, 0, None)
+
+
 @contextmanager
 def scheduler(folder: Path, *, fovea: bool, **options: Any) -> Iterator[Scheduler]:
     """Makes a scheduler with its model. Fovea is in the place of torch_native; options are those of ServerArgs."""
@@ -41,8 +49,8 @@ def scheduler(folder: Path, *, fovea: bool, **options: Any) -> Iterator[Schedule
         parallel_state.destroy_model_parallel()
         parallel_state.destroy_distributed_environment()
     try:
-        arguments = ServerArgs(
-            model_path=str(folder),
+        yield make_scheduler(
+            folder,
             device="cpu",
             attention_backend="torch_native",
             skip_tokenizer_init=True,
@@ -51,8 +59,6 @@ def scheduler(folder: Path, *, fovea: bool, **options: Any) -> Iterator[Schedule
             mem_fraction_static=0.5,
             **options,
         )
-        publish(arguments, role="scheduler")
-        yield Scheduler(arguments, PortArgs.init_new(arguments), 0, 0, 0, 0, 0, 0, None)
     finally:
         ATTENTION_BACKENDS["torch_native"] = plugin
         gc.collect()
@@ -64,7 +70,7 @@ def generate(folder: Path, prompts: list[list[int]], new_tokens: int, *, fovea: 
         requests = []
         for turn in range(2):
             for index, prompt in enumerate(prompts):
-                _add(engine, f"{turn}-{index}", prompt, new_tokens)
+                add(engine, f"{turn}-{index}", prompt, new_tokens, logprobs=True)
             added = list(engine.waiting_queue)
             _run(engine, added)
             requests += added
@@ -78,7 +84,8 @@ def generate(folder: Path, prompts: list[list[int]], new_tokens: int, *, fovea: 
     )
 
 
-def _add(engine: Scheduler, name: str, prompt: list[int], new_tokens: int) -> None:
+def add(engine: Scheduler, name: str, prompt: list[int], new_tokens: int, *, logprobs: bool) -> None:
+    """Enqueues a prompt for greedy tokens, with the two best logprobs of each if they are wanted."""
     sampling = SamplingParams(temperature=0, max_new_tokens=new_tokens, ignore_eos=True)
     sampling.normalize(None)
     request = TokenizedGenerateReqInput(
@@ -89,9 +96,9 @@ def _add(engine: Scheduler, name: str, prompt: list[int], new_tokens: int) -> No
         mm_inputs=None,
         token_type_ids=None,
         sampling_params=sampling,
-        return_logprob=True,
+        return_logprob=logprobs,
         logprob_start_len=-1,
-        top_logprobs_num=2,
+        top_logprobs_num=2 if logprobs else 0,
         token_ids_logprob=None,
         stream=False,
     )
@@ -99,14 +106,18 @@ def _add(engine: Scheduler, name: str, prompt: list[int], new_tokens: int) -> No
 
 
 def _run(engine: Scheduler, requests: list[Any]) -> None:
-    """Runs passes as Scheduler.event_loop_normal() does, until all requests have finished."""
     idle = 0
     while not all(request.finished() for request in requests):
-        plan = engine.get_next_batch_to_run(running_batch=engine.running_batch, last_batch=engine.last_batch)
-        engine.running_batch = plan.running_batch
-        batch = plan.batch_to_run
-        if batch is not None:
-            engine.process_batch_result(batch, engine.run_batch(batch))
-        engine.last_batch = batch
-        idle = 0 if batch is not None else idle + 1
+        idle = 0 if run_pass(engine) else idle + 1
         assert idle < 5, "the scheduler has requests, and nothing to run"
+
+
+def run_pass(engine: Scheduler) -> bool:
+    """Runs a pass as Scheduler.event_loop_normal() does. Returns False if there is nothing to run."""
+    plan = engine.get_next_batch_to_run(running_batch=engine.running_batch, last_batch=engine.last_batch)
+    engine.running_batch = plan.running_batch
+    batch = plan.batch_to_run
+    if batch is not None:
+        engine.process_batch_result(batch, engine.run_batch(batch))
+    engine.last_batch = batch
+    return batch is not None
