@@ -69,15 +69,16 @@ CudaBatch::Layouts CudaBatch::layouts(const BatchLimits& limits, int32_t max_wid
   return {few, layout_from(few.end, limits, limits.max_tokens, count)};
 }
 
-size_t CudaBatch::bytes(const BatchLimits& limits, int32_t max_width) {
+size_t CudaBatch::bytes(const BatchLimits& limits, int32_t max_width, int32_t mask_bits) {
   const size_t requests = static_cast<size_t>(limits.max_requests);
   return layouts(limits, max_width).many.end +
          static_cast<size_t>(few_tokens(limits, max_width)) * sizeof(int32_t) +
-         (requests + 1) * static_cast<size_t>(limits.max_kv_len) * sizeof(int32_t);
+         (requests + 1) * static_cast<size_t>(limits.max_kv_len) * sizeof(int32_t) +
+         MaskedDraws::bytes(few_tokens(limits, max_width), mask_bits);
 }
 
 CudaBatch::CudaBatch(const BatchLimits& limits, const RequestTable& table, int sm,
-                     int32_t max_width)
+                     int32_t max_width, int32_t mask_bits)
     : recorder_(sm, cuda::kernel_store()),
       sampling_(sm, cuda::kernel_store()),
       limits_(limits),
@@ -91,7 +92,8 @@ CudaBatch::CudaBatch(const BatchLimits& limits, const RequestTable& table, int s
       drawn_(static_cast<size_t>(few_tokens_) * sizeof(int32_t)),
       arrays_(at_.many.end),
       table_(static_cast<size_t>(table.max_requests()) * static_cast<size_t>(table.row_stride()) *
-             sizeof(int32_t)) {
+             sizeof(int32_t)),
+      masked_(few_tokens_, mask_bits) {
   std::fill_n(pinned_.data<std::byte>(), pinned_.bytes(), std::byte{0});
   std::fill_n(drawn_host_.data<int32_t>(), drawn_host_.bytes() / sizeof(int32_t), -1);
   clear(at_.few, std::min(few_tokens_, limits.max_tokens));
@@ -144,14 +146,20 @@ PassSize CudaBatch::fill(std::span<const PassPart> parts, RequestTable& table) {
   return size;
 }
 
-// Draws ascend by their rows. Returns their number.
+// Draws ascend by their rows. Each is in the list of draws or in that of masked ones, and has an
+// entry in both, because its place is that of its token. Returns their number.
 int32_t CudaBatch::fill_draws(std::span<const PassPart> parts, const Layout& at) {
+  constexpr cuda::Draw kNone{.row = -1};
   cuda::Draw* const draws = host<cuda::Draw>(at.draws);
+  masked_.clear();
   int32_t count = 0, first_row = 0;
   for (const PassPart& part : parts) {
-    if (part.sampling == nullptr) draws[count++].row = -1;
-    for (int32_t row = 0; part.sampling != nullptr && row < part.logit_rows; ++row) {
-      draws[count++] = draw_of(part, part.drawn_position(row), first_row + row);
+    for (int32_t row = 0; row < part.draws(); ++row) {
+      const cuda::Draw draw = part.sampling == nullptr
+                                  ? kNone
+                                  : draw_of(part, part.drawn_position(row), first_row + row);
+      draws[count++] = part.masked ? kNone : draw;
+      masked_.add(part.masked ? draw : kNone);
     }
     first_row += part.logit_rows;
   }
@@ -216,25 +224,34 @@ void CudaBatch::record_slots(const PassSize& size, Stream stream) const {
 }
 
 void CudaBatch::draw(const PassSize& size, const LogitRows& rows, Stream stream) const {
-  const Layout& at = layout(size.tokens);
-  int32_t first = 0, count = size.draw_count;
-  const int64_t shift = int64_t{rows.first} * rows.vocabulary;
+  const cuda::Draw* const draws = host<cuda::Draw>(layout(size.tokens).draws);
+  draw({draws, static_cast<size_t>(size.draw_count)}, size, rows, stream, false);
+}
+
+void CudaBatch::draw_masked(const PassSize& size, const LogitRows& rows, Stream stream) const {
+  draw(masked_.list(), size, rows, stream, true);
+}
+
+void CudaBatch::draw(std::span<const cuda::Draw> list, const PassSize& size, const LogitRows& rows,
+                     Stream stream, bool masked) const {
+  size_t first = 0;
   if (rows.first > 0 || rows.count < size.logit_rows) {
-    const std::span<const cuda::Draw> draws(host<cuda::Draw>(at.draws),
-                                            static_cast<size_t>(size.draw_count));
     const auto is_here = [&](const cuda::Draw& draw) {
       return draw.row >= rows.first && draw.row < rows.first + rows.count;
     };
-    const auto begin = std::ranges::find_if(draws, is_here);
-    const auto last = std::find_if(draws.rbegin(), draws.rend(), is_here);
-    if (begin == draws.end()) return;
-    first = static_cast<int32_t>(begin - draws.begin());
-    count = static_cast<int32_t>(draws.rend() - last) - first;
+    const auto begin = std::ranges::find_if(list, is_here);
+    const auto last = std::find_if(list.rbegin(), list.rend(), is_here);
+    if (begin == list.end()) return;
+    first = static_cast<size_t>(begin - list.begin());
+    list = list.subspan(first, static_cast<size_t>(list.rend() - last) - first);
   }
-  const cuda::DrawParams params{rows.data - shift, rows.vocabulary,
-                                device<cuda::Draw>(at.draws) + first,
-                                drawn_.data<int32_t>() + first, rows.vocabulary};
-  sampling_.draw(params, count, stream);
+  cuda::DrawParams params{.logits = rows.data - int64_t{rows.first} * rows.vocabulary,
+                          .stride = rows.vocabulary,
+                          .draws = device<cuda::Draw>(layout(size.tokens).draws) + first,
+                          .tokens = drawn_.data<int32_t>() + first,
+                          .vocabulary = rows.vocabulary};
+  if (masked) masked_.set(first, params);
+  sampling_.draw(params, static_cast<int32_t>(list.size()), stream);
 }
 
 void CudaBatch::return_drawn(const PassSize& size, Stream stream) {

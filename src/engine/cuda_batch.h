@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/cache_set.h"
+#include "engine/masked_draws.h"
 #include "engine/model_runner.h"
 #include "engine/pass_arrays.h"
 #include "fovea/batch.h"
@@ -24,8 +25,10 @@ class CudaBatch {
   static constexpr size_t kPlaces = 3;
 
   // Allocates the arrays, which begin as those of empty requests, and a zeroed copy of the request
-  // table on the current GPU. No part draws more than max_width tokens.
-  CudaBatch(const BatchLimits& limits, const RequestTable& table, int sm, int32_t max_width = 1);
+  // table on the current GPU. No part draws more than max_width tokens. Masks have a bit for each
+  // of mask_bits tokens; with 0 no part may be masked.
+  CudaBatch(const BatchLimits& limits, const RequestTable& table, int sm, int32_t max_width = 1,
+            int32_t mask_bits = 0);
 
   // Fills the arrays in the next place of the ring, whose last pass must have ended, and returns
   // the sizes of the parts. Throws Error{invalid_argument} if they exceed the limits.
@@ -53,13 +56,22 @@ class CudaBatch {
 
   // Rows of logits of the pass filled last.
   struct LogitRows {
-    const float* data = nullptr;  // [count, vocabulary] on the GPU
+    float* data = nullptr;  // [count, vocabulary] on the GPU
     int32_t vocabulary = 0;
     int32_t first = 0, count = 0;  // the row at `data`, and the number of rows there
   };
   // Enqueues the listed draws from these rows. If they are not all rows of the pass, only the draws
   // of these rows are enqueued; their number is taken from host memory, which no graph may do.
   void draw(const PassSize& size, const LogitRows& rows, Stream stream) const;
+  // Returns the number of draws of the pass filled last that wait for masks; draw() leaves them
+  // out.
+  size_t masked_draws() const { return masked_.waiting(); }
+  // Enqueues the copies of the masks of these draws. The passes before must have ended.
+  void upload_masks(std::span<const grammar::TokenMask> masks, Stream stream) {
+    masked_.upload(masks, stream);
+  }
+  // Enqueues those of them that draw from these rows, whose forbidden tokens lose their logits.
+  void draw_masked(const PassSize& size, const LogitRows& rows, Stream stream) const;
   // Enqueues the copy of the drawn tokens of the pass filled last to its place in host memory.
   void return_drawn(const PassSize& size, Stream stream);
   // Returns the token of a draw of the pass in this place; meaningless if it draws nothing, -1 if
@@ -75,10 +87,12 @@ class CudaBatch {
   // the requests' lengths, which decode passes do not use, are those of the pass filled last.
   BatchView view(const PassSize& size) const;
   ModelInputs inputs(const PassSize& size) const;
-  size_t bytes() const { return arrays_.bytes() + table_.bytes() + drawn_.bytes(); }
+  size_t bytes() const {
+    return arrays_.bytes() + table_.bytes() + drawn_.bytes() + masked_.bytes();
+  }
   // Returns the bytes that the arrays take, for a table with a row for each request and the
   // reserved one. Needs no GPU.
-  static size_t bytes(const BatchLimits& limits, int32_t max_width = 1);
+  static size_t bytes(const BatchLimits& limits, int32_t max_width = 1, int32_t mask_bits = 0);
 
  private:
   // Offsets in bytes into the blocks of both host and device. Passes of up to few_tokens() tokens,
@@ -97,6 +111,8 @@ class CudaBatch {
   static Layouts layouts(const BatchLimits& limits, int32_t max_width);
   const Layout& layout(int32_t tokens) const { return tokens <= few_tokens_ ? at_.few : at_.many; }
   int32_t fill_draws(std::span<const PassPart> parts, const Layout& at);
+  void draw(std::span<const kernels::cuda::Draw> list, const PassSize& size, const LogitRows& rows,
+            Stream stream, bool masked) const;
   void clear(const Layout& at, int32_t max_tokens);
   void pad(const Layout& at, const PassSize& filled, const PassSize& padded);
   template <typename T>
@@ -122,6 +138,7 @@ class CudaBatch {
   gpu::DeviceBuffer drawn_;       // [few_tokens] tokens that the last pass drew
   gpu::DeviceBuffer arrays_;
   gpu::DeviceBuffer table_;  // [max_requests, max_context]
+  MaskedDraws masked_;
 };
 
 }  // namespace fovea

@@ -4,14 +4,12 @@
 // because all arrays keep their addresses. Decode steps whose requests share prefixes have their
 // own graphs, because the search for groups takes time. Other passes are enqueued eagerly. Passes
 // of a graph's size without graphs are enqueued exactly as they would be captured, so that their
-// bits are the same. One copy uploads the arrays. Tokens are drawn on
-// the GPU, where the next pass can take them, and copied to the host; logits are copied only on
-// request.
+// bits are the same. One copy uploads the arrays. Tokens are drawn on the GPU, where the next pass
+// can take them, and copied to the host; logits only on request. Draws with masks follow the graph.
 #include "engine/cuda_model_runner.h"
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cstring>
 #include <deque>
 #include <map>
@@ -21,6 +19,7 @@
 #include "core/check.h"
 #include "engine/cuda_batch.h"
 #include "engine/graph_sizes.h"
+#include "engine/pass_clock.h"
 #include "engine/wait_for_pass.h"
 #include "fovea/pass_addresses.h"
 
@@ -33,6 +32,7 @@ class CudaModelRunner final : public ModelRunner {
                   const ModelRunnerOptions& options);
   ~CudaModelRunner() override;
   void enqueue(std::span<const PassPart> parts) override;
+  void draw_masked(std::span<const grammar::TokenMask> masks) override;
   PassTimes collect(std::span<float> logits, std::span<int32_t> drawn) override;
   void abandon() override;
   bool draws() const override { return vocabulary() <= kernels::cuda::kMaxVocabulary; }
@@ -47,6 +47,11 @@ class CudaModelRunner final : public ModelRunner {
   struct Flight {
     gpu::Event begin, end;
     int32_t logit_rows = 0;
+    PassSize size;
+    size_t masked = 0;  // draws that wait for masks
+    void check_drawn() const {
+      check_argument(masked == 0, "{} draws of a pass in flight wait for masks", masked);
+    }
     struct Draw {
       bool is_drawn, has_logits;
     };
@@ -69,8 +74,7 @@ class CudaModelRunner final : public ModelRunner {
   PassAddresses addresses(const PassSize& size) const;
   PassSize prepare(std::span<const PassPart> parts, PassSize size);
   void launch(const PassSize& size, std::span<const PassPart> parts);
-  void start_clock();
-  PassTimes times_of(size_t place);
+  void end_pass(Flight& flight);
   void read_logits(std::span<float> logits);
 
   ModelDevice& device() const { return model_.model().device(); }
@@ -93,11 +97,7 @@ class CudaModelRunner final : public ModelRunner {
   RunnerStats stats_;
   std::array<Flight, CudaBatch::kPlaces> flights_;
   std::deque<size_t> in_flight_;  // places, the oldest first
-  // When the last collected pass ended, and its event. Its place is filled only after the next pass
-  // was collected.
-  std::chrono::steady_clock::time_point last_end_;
-  gpu::Event start_;
-  const gpu::Event* last_event_ = nullptr;
+  PassClock clock_;
 };
 
 CudaModelRunner::CudaModelRunner(ReservedModel model, CacheSet& caches,
@@ -105,7 +105,8 @@ CudaModelRunner::CudaModelRunner(ReservedModel model, CacheSet& caches,
     : model_(std::move(model)),
       caches_(caches),
       limits_(options.limits),
-      batch_(options.limits, caches.table(), model_.model().device().sm(), options.max_width),
+      batch_(options.limits, caches.table(), model_.model().device().sm(), options.max_width,
+             bits_of_masks(options.masked_draws, vocabulary())),
       prefixes_(prefixes),
       logit_rows_(std::clamp(options.logit_rows, std::min(limits_.max_requests, limits_.max_tokens),
                              limits_.max_tokens)),
@@ -120,7 +121,7 @@ CudaModelRunner::CudaModelRunner(ReservedModel model, CacheSet& caches,
   stats_.memory.logits = logits_.bytes();
   warm_up();
   if (replays_) capture_all();
-  start_clock();
+  clock_.start(stream());
 }
 
 // Model and caches are there while the pass ends and memory is freed.
@@ -253,6 +254,7 @@ void CudaModelRunner::enqueue(std::span<const PassPart> parts) {
   check_argument(!parts.empty(), "a pass has no parts");
   check_argument(in_flight_.size() < 2, "{} passes are in flight, the limit is 2",
                  in_flight_.size());
+  if (!in_flight_.empty()) flights_[in_flight_.front()].check_drawn();
   device().bind();
   const PassSize filled = batch_.fill(parts, caches_.table());
   try {
@@ -284,8 +286,35 @@ void CudaModelRunner::launch(const PassSize& size, std::span<const PassPart> par
   } else {
     enqueue(size);
   }
-  if (size.draws) batch_.return_drawn(size, stream());
+  flight.size = size;
+  flight.masked = size.draws ? batch_.masked_draws() : 0;
+  if (flight.masked == 0) end_pass(flight);
+}
+
+void CudaModelRunner::end_pass(Flight& flight) {
+  if (flight.size.draws) batch_.return_drawn(flight.size, stream());
   flight.end.record(stream());
+}
+
+// Computes logits again that later rows of the pass have replaced in the buffer.
+void CudaModelRunner::draw_masked(std::span<const grammar::TokenMask> masks) {
+  Flight& flight = flights_[batch_.place()];
+  check_masks(in_flight_.size(), masks.size(), flight.masked);
+  device().bind();
+  try {
+    batch_.upload_masks(masks, stream());
+    for (int32_t first = 0, rows = flight.size.logit_rows; first < rows; first += logit_rows_) {
+      const int32_t count = std::min(logit_rows_, rows - first);
+      if (rows > logit_rows_) model_.model().logits(first, logits_of(count));
+      batch_.draw_masked(flight.size, {logits_.data<float>(), vocabulary(), first, count},
+                         stream());
+    }
+    end_pass(flight);
+  } catch (const std::exception& error) {
+    device().end_ranks(error.what());
+    throw;
+  }
+  flight.masked = 0;
 }
 
 PassTimes CudaModelRunner::collect(std::span<float> logits, std::span<int32_t> drawn) {
@@ -294,6 +323,7 @@ PassTimes CudaModelRunner::collect(std::span<float> logits, std::span<int32_t> d
   const Flight& flight = flights_[place];
   check_argument(drawn.size() == flight.draws.size(), "drawn holds {}, must hold {} draws",
                  drawn.size(), flight.draws.size());
+  flight.check_drawn();
   check_argument(logits.empty() || (in_flight_.size() == 1 &&
                                     logits.size() == static_cast<size_t>(flight.logit_rows) *
                                                          static_cast<size_t>(vocabulary())),
@@ -307,22 +337,8 @@ PassTimes CudaModelRunner::collect(std::span<float> logits, std::span<int32_t> d
     all = all && (drawn[i] >= 0 || !flight.draws[i].has_logits);
   }
   if (!all) read_logits(logits);
-  const PassTimes times = times_of(place);
+  const PassTimes times = clock_.next(flight.begin, flight.end);
   in_flight_.pop_front();
-  return times;
-}
-
-// Adds up the times between events, because their clock is not the host's.
-PassTimes CudaModelRunner::times_of(size_t place) {
-  const Flight& flight = flights_[place];
-  const auto after = [](std::chrono::steady_clock::time_point time, float milliseconds) {
-    return time + std::chrono::nanoseconds(static_cast<int64_t>(1e6 * milliseconds));
-  };
-  PassTimes times;
-  times.begin = after(last_end_, flight.begin.milliseconds_since(*last_event_));
-  times.end = after(times.begin, flight.end.milliseconds_since(flight.begin));
-  last_end_ = times.end;
-  last_event_ = &flight.end;
   return times;
 }
 
@@ -333,16 +349,9 @@ void CudaModelRunner::abandon() {
   try {
     device().bind();
     gpu::synchronize(stream());
-    start_clock();
+    clock_.start(stream());
   } catch (const Error&) {
   }
-}
-
-void CudaModelRunner::start_clock() {
-  start_.record(stream());
-  start_.wait();
-  last_end_ = std::chrono::steady_clock::now();
-  last_event_ = &start_;
 }
 
 // Copies the logits that are computed already, and computes the others in the same buffer. Draws

@@ -81,6 +81,7 @@ SizedEngine size_draft_model(const DraftModel& draft, const DeviceInfo& device) 
   SizedEngine sized = size_engine(draft.options, draft.model->info(), device, 0);
   // A head computes all tokens of a step anew, because their features are known then.
   sized.max_width = draft.head != nullptr ? 1 + draft.options.max_drafts : kDraftWidth;
+  sized.masked_draws = false;
   return sized;
 }
 

@@ -128,7 +128,8 @@ std::unique_ptr<Engine> load_checked(const EngineOptions& given, const ModelRank
                                     .cuda_graphs = sized.cuda_graphs,
                                     .logit_rows = logit_rows,
                                     .host_draws = parts.overlap || host_draws,
-                                    .max_width = sized.max_width});
+                                    .max_width = sized.max_width,
+                                    .masked_draws = sized.masked_draws});
   add_drafter(options, device, std::move(draft), host_draws, parts);
   return std::make_unique<TextEngine>(std::move(parts));
 }

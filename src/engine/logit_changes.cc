@@ -39,6 +39,13 @@ std::span<const float> LogitChanges::apply(std::span<const float> logits,
   return logits_;
 }
 
+std::span<const float> LogitChanges::mask(std::span<const float> logits,
+                                          std::span<const uint64_t> allowed) {
+  logits_.assign(logits.begin(), logits.end());
+  allow_only(allowed);
+  return logits_;
+}
+
 void LogitChanges::allow_only(std::span<const uint64_t> allowed) {
   for (size_t i = 0; i < logits_.size(); ++i) {
     if ((allowed[i / 64] >> (i % 64) & 1) == 0)

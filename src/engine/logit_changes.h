@@ -30,6 +30,8 @@ class LogitChanges {
   // Returns the changed logits [vocabulary], valid until the next call.
   std::span<const float> apply(std::span<const float> logits, const SamplingParams& params,
                                const TokenHistory& history);
+  // Returns the logits with -inf for tokens that `allowed` lacks, valid until the next call.
+  std::span<const float> mask(std::span<const float> logits, std::span<const uint64_t> allowed);
 
  private:
   void penalise(const SamplingParams& params, const TokenHistory& history);

@@ -23,20 +23,30 @@ class HostModelRunner final : public ModelRunner {
   HostModelRunner(ReservedModel model, CacheSet& caches, const SharedPrefixes& prefixes,
                   const ModelRunnerOptions& options);
   void enqueue(std::span<const PassPart> parts) override;
+  void draw_masked(std::span<const grammar::TokenMask> masks) override;
   PassTimes collect(std::span<float> logits, std::span<int32_t> drawn) override;
   void abandon() override { passes_.clear(); }
   bool draws() const override { return sampler_.has_value(); }
   RunnerStats stats() const override { return {.memory = memory_, .shared_steps = shared_steps_}; }
 
  private:
+  // A draw that waits for its mask.
+  struct MaskedDraw {
+    SamplingParams sampling;
+    size_t row = 0, draw = 0;
+    uint64_t position = 0;
+  };
   struct PassResult {
     PassTimes times;
     std::vector<int32_t> drawn;
+    std::vector<MaskedDraw> masked;
   };
 
   BatchView batch(const PassSize& size) const;
   void take_drawn_tokens(std::span<const PassPart> parts);
-  void draw(std::span<const PassPart> parts, int32_t logit_rows, std::span<int32_t> drawn);
+  void draw(std::span<const PassPart> parts, int32_t logit_rows, PassResult& result);
+  void draw_token(const MaskedDraw& wanted, std::span<const uint64_t> allowed,
+                  std::span<int32_t> drawn);
 
   ReservedModel model_;
   CacheSet& caches_;
@@ -75,6 +85,10 @@ HostModelRunner::HostModelRunner(ReservedModel model, CacheSet& caches,
 }
 
 void HostModelRunner::enqueue(std::span<const PassPart> parts) {
+  for (const PassResult& pass : passes_) {
+    check_argument(pass.masked.empty(), "{} draws of a pass in flight wait for masks",
+                   pass.masked.size());
+  }
   PassResult result;
   result.times.begin = std::chrono::steady_clock::now();
   result.drawn.assign(static_cast<size_t>(count_draws(parts)), -1);
@@ -95,7 +109,7 @@ void HostModelRunner::enqueue(std::span<const PassPart> parts) {
                         {logit_rows_.data(), static_cast<size_t>(size.logit_rows)},
                         {out_slots_.data(), tokens},
                         {features_.data(), tokens}});
-  if (draws()) draw(parts, size.logit_rows, result.drawn);
+  if (draws()) draw(parts, size.logit_rows, result);
   last_drawn_ = result.drawn;
   result.times.end = std::chrono::steady_clock::now();
   passes_.push_back(std::move(result));
@@ -111,7 +125,7 @@ void HostModelRunner::take_drawn_tokens(std::span<const PassPart> parts) {
 }
 
 void HostModelRunner::draw(std::span<const PassPart> parts, int32_t logit_rows,
-                           std::span<int32_t> drawn) {
+                           PassResult& result) {
   const auto width = static_cast<size_t>(model_.model().info().vocabulary);
   logits_.resize(static_cast<size_t>(logit_rows) * width);
   model_.model().logits(0, logits_);
@@ -123,16 +137,33 @@ void HostModelRunner::draw(std::span<const PassPart> parts, int32_t logit_rows,
       continue;
     }
     for (int32_t i = 0; i < part.logit_rows; ++i) {
-      const size_t at = (first + static_cast<size_t>(i)) * width;
-      const std::span<const float> own = std::span(logits_).subspan(at, width);
-      const auto position = static_cast<uint64_t>(part.drawn_position(i));
-      int32_t& token = drawn[next++];
-      try {
-        token = sampler_->sample(own, *part.sampling, position).token;
-      } catch (const Error&) {  // the logits are no distribution
+      MaskedDraw wanted{*part.sampling, first + static_cast<size_t>(i), next++,
+                        static_cast<uint64_t>(part.drawn_position(i))};
+      if (part.masked) {
+        result.masked.push_back(std::move(wanted));
+      } else {
+        draw_token(wanted, {}, result.drawn);
       }
     }
   }
+}
+
+void HostModelRunner::draw_token(const MaskedDraw& wanted, std::span<const uint64_t> allowed,
+                                 std::span<int32_t> drawn) {
+  const auto width = static_cast<size_t>(model_.model().info().vocabulary);
+  const std::span<const float> own = std::span(logits_).subspan(wanted.row * width, width);
+  try {
+    drawn[wanted.draw] = sampler_->sample_allowed(own, wanted.sampling, wanted.position, allowed);
+  } catch (const Error&) {  // the logits are no distribution
+  }
+}
+
+void HostModelRunner::draw_masked(std::span<const grammar::TokenMask> masks) {
+  check_masks(passes_.size(), masks.size(), passes_.empty() ? 0 : passes_.back().masked.size());
+  PassResult& pass = passes_.back();
+  for (size_t i = 0; i < masks.size(); ++i) draw_token(pass.masked[i], masks[i], pass.drawn);
+  pass.masked.clear();
+  last_drawn_ = pass.drawn;
 }
 
 PassTimes HostModelRunner::collect(std::span<float> logits, std::span<int32_t> drawn) {
@@ -140,6 +171,8 @@ PassTimes HostModelRunner::collect(std::span<float> logits, std::span<int32_t> d
   PassResult& pass = passes_.front();
   check_argument(drawn.size() == pass.drawn.size(), "drawn holds {}, must hold {} draws",
                  drawn.size(), pass.drawn.size());
+  check_argument(pass.masked.empty(), "{} draws of a pass in flight wait for masks",
+                 pass.masked.size());
   std::ranges::copy(pass.drawn, drawn.begin());
   if (!draws()) {
     const auto begin = std::chrono::steady_clock::now();
@@ -173,6 +206,13 @@ BatchView HostModelRunner::batch(const PassSize& size) const {
 }
 
 }  // namespace
+
+void ModelRunner::check_masks(size_t passes, size_t masks, size_t draws) {
+  check_argument(passes == 1, "{} passes are in flight, must be 1", passes);
+  check_argument(draws > 0, "no draw of the pass waits for a mask");
+  check_argument(masks == draws, "masks holds {}, must hold {} of the draws that wait", masks,
+                 draws);
+}
 
 void ModelRunner::run(std::span<const PassPart> parts, std::span<float> logits,
                       std::span<int32_t> drawn) {

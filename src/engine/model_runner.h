@@ -12,6 +12,7 @@
 #include "engine/group_backends.h"
 #include "fovea/engine.h"
 #include "model/model.h"
+#include "tokenizer/grammar/grammar.h"
 
 namespace fovea {
 
@@ -24,6 +25,8 @@ struct PassPart {
   const CacheLease* lease = nullptr;
   int32_t logit_rows = 0;
   const SamplingParams* sampling = nullptr;  // has no logprobs, and logit_rows is at least 1
+  // With `sampling`: draw_masked() draws its tokens, once the caller knows which ones may follow.
+  bool masked = false;
   // If not negative, the draw of the pass enqueued before that is this part's only token. The value
   // in `tokens` is then ignored.
   int32_t drawn_by = -1;
@@ -64,11 +67,17 @@ class ModelRunner {
   virtual ~ModelRunner() = default;
 
   // Enqueues the parts as one batch within the limits. At most one other pass may be in flight, and
-  // only if draws() is true. The parts are not read after the call. If it throws, nothing was
-  // enqueued.
+  // only if draws() is true; its masked draws must be enqueued. The parts are not read after the
+  // call. If it throws, nothing was enqueued.
   virtual void enqueue(std::span<const PassPart> parts) = 0;
-  // Waits for the oldest pass in flight. logits: [sum of logit_rows, vocabulary], in the order of
-  // the parts, or empty; must be empty if another pass was enqueued since. drawn: [count_draws()],
+  // Enqueues the draws of the masked parts of the pass in flight, the only one, which must have
+  // such parts. masks: one for each of these draws, part after part, with a bit for each token that
+  // may be drawn; an empty one allows every token. They are not read after the call. If it throws,
+  // the pass must be abandoned.
+  virtual void draw_masked(std::span<const grammar::TokenMask> masks) = 0;
+  // Waits for the oldest pass in flight, whose masked draws must be enqueued. logits: [sum of
+  // logit_rows, vocabulary], in the order of the parts, or empty; must be empty if another pass was
+  // enqueued since. drawn: [count_draws()],
   // the tokens drawn by the rules of Sampler, part after part, or -1 if the caller has to draw the
   // token: the part has no `sampling`, the runner does not draw, or the logits are no distribution.
   // The logits of a drawn token are unspecified.
@@ -80,6 +89,9 @@ class ModelRunner {
   // Enqueues and collects one pass.
   void run(std::span<const PassPart> parts, std::span<float> logits, std::span<int32_t> drawn);
   virtual RunnerStats stats() const = 0;
+
+ protected:
+  static void check_masks(size_t passes, size_t masks, size_t draws);
 };
 
 struct ModelRunnerOptions {
@@ -94,6 +106,7 @@ struct ModelRunnerOptions {
   // On a GPU, passes of up to this many new tokens per request are padded to the sizes of
   // graph_sizes.h too. No part draws more tokens.
   int32_t max_width = 1;
+  bool masked_draws = false;  // on a GPU: parts may be masked
 };
 
 // Makes a runner for the device of the model. The model, caches and threads must outlive it. All

@@ -225,8 +225,9 @@ EngineMemory planned_memory(const Model& model, const SizedEngine& sized, int th
       static_cast<size_t>(std::min(sized.logit_rows(), sized.limits.max_tokens));
   memory.logits = on_cpu ? host_logit_bytes(sized.scheduling, info.vocabulary, threads)
                          : logit_rows * logit_row;
-  memory.batch =
-      on_cpu ? host_batch_bytes(sized.limits) : CudaBatch::bytes(sized.limits, sized.max_width);
+  memory.batch = on_cpu ? host_batch_bytes(sized.limits)
+                        : CudaBatch::bytes(sized.limits, sized.max_width,
+                                           bits_of_masks(sized.masked_draws, info.vocabulary));
   return memory;
 }
 

@@ -62,8 +62,7 @@ struct Request {
   bool scores_prompt() const { return sampling.prompt_logprobs && generated() == 0; }
   // Returns true if the next token must be drawn on the host.
   bool draws_on_host() const {
-    return scores_prompt() || sampling.logprobs >= 0 || grammar ||
-           changes_logits(sampling, generated());
+    return scores_prompt() || sampling.logprobs >= 0 || changes_logits(sampling, generated());
   }
   // Returns the text withheld so far: incomplete characters, and beginnings of stop strings.
   std::string held_text() {

@@ -54,6 +54,7 @@ std::vector<TokenEvent> TextEngine::step() {
     }
   }
   finish_pass(pass);
+  draw_masked();
   return std::exchange(events_, {});
 }
 
@@ -69,7 +70,7 @@ bool TextEngine::can_run_ahead(const EnginePass& pass) const {
 bool TextEngine::start_pass(bool ahead) {
   EnginePass& pass = passes_[started_passes_ % 2];
   pass.outcomes.clear();
-  pass.logit_rows = pass.draws = 0;
+  pass.logit_rows = pass.draws = pass.masked_draws = 0;
   pass.needs_logits = pass.offers_prefix = false;
   pass.draft_width = 0;
   pass.record = {.step = started_passes_, .overlapped = ahead, .schedule_begin = now()};
@@ -95,6 +96,7 @@ bool TextEngine::start_pass(bool ahead) {
   }
   next_ = &pass;
   ++started_passes_;
+  if (!ahead) draw_masked();
   return true;
 }
 
@@ -135,9 +137,11 @@ PassPart TextEngine::add_chunk(EnginePass& pass, const Chunk& chunk) const {
                 .lease = &request.lease,
                 .logit_rows = outcome.logit_rows,
                 .sampling = only_tokens ? &request.sampling : nullptr};
+  outcome.masked = part.masked = only_tokens && request.grammar && parts_.runner->draws();
   outcome.first_draw = pass.draws;
   outcome.draws = static_cast<size_t>(part.draws());
   pass.draws += outcome.draws;
+  pass.masked_draws += part.masked ? outcome.draws : 0;
   if (request.pending > 0) {
     part.tokens = {&kUnknownToken, 1};
     part.drawn_by = request.drawn_by;

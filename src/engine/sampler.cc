@@ -61,6 +61,11 @@ SampledToken Sampler::sample(std::span<const float> logits, const SamplingParams
   return params.logprobs >= 0 ? score(logits, token, params.logprobs) : SampledToken{token};
 }
 
+int32_t Sampler::sample_allowed(std::span<const float> logits, const SamplingParams& params,
+                                uint64_t position, std::span<const uint64_t> allowed) {
+  return choose(allowed.empty() ? logits : changes_.mask(logits, allowed), params, position);
+}
+
 SampledToken Sampler::score(std::span<const float> logits, int32_t token, int32_t count) {
   const double normaliser = log_sum_exp(logits, logits[static_cast<size_t>(find_largest(logits))]);
   return {token, static_cast<float>(logits[static_cast<size_t>(token)] - normaliser),

@@ -34,6 +34,10 @@ class Sampler {
   // Works as sample() above at the position after the history, and changes the logits first.
   SampledToken sample(std::span<const float> logits, const SamplingParams& params,
                       const TokenHistory& history);
+  // Returns the token that sample() draws for these parameters alone, from the tokens that
+  // `allowed` has, a bit for each; an empty mask allows every token.
+  int32_t sample_allowed(std::span<const float> logits, const SamplingParams& params,
+                         uint64_t position, std::span<const uint64_t> allowed);
   // Returns a given token with the log-probabilities that sample() would return.
   SampledToken score(std::span<const float> logits, int32_t token, int32_t count);
 

@@ -55,9 +55,10 @@ void TextEngine::draw_tokens(Outcome& outcome, Sampler& sampler) const {
   const Restored restored{request.tokens, request.tokens.size()};
   const int32_t anyway = accepted_anyway(outcome.chunk);
   Grammar ahead;
+  grammar::TokenMask allowed;
   for (size_t i = 0;; ++i) {
     const auto [prompt, output] = request.parts();
-    const grammar::TokenMask allowed = allowed_tokens(i == 0 ? request.grammar : ahead);
+    allowed_tokens(i == 0 ? request.grammar : ahead, allowed);
     outcome.sampled.push_back(sampler.sample(logit_rows(end - 1 - drafts + i, 1), request.sampling,
                                              TokenHistory{prompt, output, end_tokens(), allowed}));
     int32_t& token = outcome.sampled.back().token;
@@ -76,13 +77,16 @@ void TextEngine::take_drawn(Outcome& outcome) const {
   const auto drafts = static_cast<size_t>(outcome.chunk.drafts);
   const Restored restored{request.tokens, request.tokens.size()};
   const int32_t anyway = accepted_anyway(outcome.chunk);
+  Grammar ahead;
   for (size_t i = 0;; ++i) {
     const bool given = static_cast<int32_t>(i) < anyway;
     const int32_t token = given ? request.chain[i + 1] : outcome.drawn[i];
     outcome.sampled.push_back({token});
     if (i == drafts || token != request.chain[i + 1]) return;
+    if (i == 0) ahead = request.grammar;
+    const bool ends_value = read_by_grammar(ahead, token);
     request.tokens.push_back(token);
-    if (finish_reason(request, token) != FinishReason::none) return;
+    if (ends_value || finish_reason(request, token) != FinishReason::none) return;
   }
 }
 

@@ -97,6 +97,7 @@ class TextEngine final : public Engine {
     int32_t preemptions = 0;  // the request's; unchanged while its lease is that of the pass
     bool gives_token = false;
     size_t first_draw = 0, draws = 0;  // its entries in the pass's list of draws
+    bool masked = false;               // the runner draws from the tokens that a schema allows
     std::span<const int32_t> drawn;    // the tokens after each of its rows, if the runner drew them
     // The next tokens: accepted drafts, and the token drawn after them.
     std::vector<SampledToken> sampled;
@@ -106,6 +107,7 @@ class TextEngine final : public Engine {
   struct EnginePass {
     std::vector<Outcome> outcomes;
     size_t logit_rows = 0, draws = 0;
+    size_t masked_draws = 0;
     bool needs_logits = false;   // the host draws or scores tokens
     bool offers_prefix = false;  // its end offers prompt pages to the prefix cache
     int32_t draft_width = 0;     // max drafts of a request
@@ -128,7 +130,9 @@ class TextEngine final : public Engine {
   // Returns null if the request has no schema.
   std::shared_ptr<const grammar::Grammar> compile_schema(const SamplingParams& sampling) const;
   using Grammar = std::optional<grammar::GrammarState>;
-  grammar::TokenMask allowed_tokens(const Grammar& grammar) const;
+  void allowed_tokens(const Grammar& grammar, grammar::TokenMask& allowed) const;
+  void draw_masked();
+  void find_masks(const Outcome& outcome, std::span<grammar::TokenMask> masks) const;
   bool read_by_grammar(Grammar& grammar, int32_t token) const;
   std::string text_of(Request& request, int32_t token) const;
   void sample_pass(EnginePass& pass);
@@ -164,7 +168,8 @@ class TextEngine final : public Engine {
   std::vector<Request*> drafting_;       // requests with drafts in the pass that is scheduled
   std::vector<size_t> drafting_chunks_;  // their chunks
   std::vector<int32_t> drawn_;
-  std::vector<TokenEvent> events_;  // not yet returned to the caller
+  std::vector<grammar::TokenMask> masks_;  // scratch
+  std::vector<TokenEvent> events_;         // not yet returned to the caller
   int64_t next_id_ = 1;
   int64_t started_passes_ = 0;
   double counted_until_ = 0;  // time up to which stats_ has counted passes

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Requests with a JSON schema, and conversations.
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "core/check.h"
 #include "engine/text_engine.h"
@@ -14,15 +16,54 @@ std::shared_ptr<const grammar::Grammar> TextEngine::compile_schema(
   return grammars_->compile(sampling.json_schema);
 }
 
-// Returns no mask if there is no schema.
-grammar::TokenMask TextEngine::allowed_tokens(const Grammar& grammar) const {
-  grammar::TokenMask allowed;
-  if (!grammar) return allowed;
+// Sets no mask if there is no schema.
+void TextEngine::allowed_tokens(const Grammar& grammar, grammar::TokenMask& allowed) const {
+  allowed.clear();
+  if (!grammar) return;
   grammar->mask(static_cast<size_t>(vocabulary()), allowed);
   if (grammar->is_complete()) {
     for (const int32_t token : end_tokens()) grammar::allow(token, allowed);
   }
-  return allowed;
+}
+
+// Enqueues the draws of requests with a schema in the pass in flight. The tokens before them are
+// known now, and the pass is running meanwhile.
+void TextEngine::draw_masked() {
+  if (next_ == nullptr || next_->masked_draws == 0) return;
+  try {
+    masks_.resize(std::max(masks_.size(), next_->masked_draws));
+    std::vector<std::pair<const Outcome*, std::span<grammar::TokenMask>>> wanted;
+    size_t first = 0;
+    for (const Outcome& outcome : next_->outcomes) {
+      if (!outcome.masked) continue;
+      wanted.emplace_back(&outcome, std::span(masks_).subspan(first, outcome.draws));
+      first += outcome.draws;
+    }
+    parts_.threads->parallel_for(static_cast<int64_t>(wanted.size()), [&](int64_t i, int) {
+      const auto& [outcome, masks] = wanted[static_cast<size_t>(i)];
+      find_masks(*outcome, masks);
+    });
+    parts_.runner->draw_masked(std::span(masks_).first(first));
+  } catch (...) {
+    give_up(*std::exchange(next_, nullptr));
+    throw;
+  }
+}
+
+// Finds the masks of a request's token and of those after its drafts. Draws after the end of the
+// value, or after a draft that the schema does not allow, may have any token: they are not read.
+void TextEngine::find_masks(const Outcome& outcome, std::span<grammar::TokenMask> masks) const {
+  for (grammar::TokenMask& mask : masks) mask.clear();
+  const Request& request = *outcome.chunk.request;
+  if (request.ended) return;
+  Grammar ahead = request.grammar;
+  for (size_t i = 0; i < masks.size(); ++i) {
+    allowed_tokens(ahead, masks[i]);
+    if (i + 1 == masks.size()) return;
+    const int32_t draft = request.chain[i + 1];
+    if (!grammar::has(masks[i], draft) || std::ranges::count(end_tokens(), draft) > 0) return;
+    if (!ahead->accept(parts_.tokenizer->token_bytes(draft)) || !ahead->may_continue()) return;
+  }
 }
 
 // Returns true if the token ends the value of the schema.

@@ -108,6 +108,63 @@ TEST(Overlap, RequestsEndWhileOthersGoOn) {
   expect_no_leak(*engine);
 }
 
+// The host makes the mask of a schema while the pass that draws from it already runs.
+TEST(Overlap, SchemasDoNotMakePassesWait) {
+  const std::unique_ptr<Engine> alone = engine_with(false), engine = engine_with(true);
+  std::vector<GenerateRequest> requests;
+  for (int32_t i = 0; i < 6; ++i) {
+    GenerateRequest& request = requests.emplace_back(text_request(kPrompt, 8 + 4 * i));
+    request.sampling.temperature = i == 0 ? 0.0f : 2.0f;
+    request.sampling.seed = static_cast<uint64_t>(i);
+    request.sampling.ignore_eos = i % 2 == 1;
+    if (i == 2) continue;  // no schema
+    request.sampling.json_schema =
+        i < 4 ? R"({"type":"array","items":{"enum":["red","green",17]}})"
+              : R"({"type":"object","properties":{"a":{"type":"integer","maximum":99}},)"
+                R"("required":["a"],"additionalProperties":false})";
+  }
+  const std::vector<GenerateResult> want = alone->generate(requests);
+  const std::vector<GenerateResult> got = engine->generate(requests);
+  for (size_t i = 0; i < got.size(); ++i) {
+    EXPECT_EQ(got[i].tokens, want[i].tokens) << i;
+    EXPECT_EQ(got[i].text, want[i].text) << i;
+    EXPECT_EQ(got[i].finish, want[i].finish) << i << got[i].error;
+  }
+  EXPECT_EQ(got[5].finish, FinishReason::stop) << got[5].text;
+  const GenerateResult single = engine->generate({requests.data() + 1, 1}).front();
+  EXPECT_EQ(single.tokens, want[1].tokens);
+  expect_no_leak(*engine);
+  int64_t waited = 0;
+  for (const StepRecord& record : engine->take_step_records()) {
+    waited += !record.overlapped && record.decodes > 0;
+  }
+  EXPECT_EQ(waited, 0);
+}
+
+// A request that ends, or is cancelled, has a draw in the pass that already runs.
+TEST(Overlap, SchemasSurviveCallsBetweenSteps) {
+  const std::unique_ptr<Engine> engine = engine_with(true);
+  GenerateRequest request = text_request(kPrompt, 20);
+  request.sampling.json_schema = R"({"type":"array","items":{"enum":["red","green"]}})";
+  request.sampling.ignore_eos = false;
+  const GenerateResult whole = engine->generate({&request, 1}).front();
+  const std::vector<float> logits = engine->logits(whole.tokens);
+  const int64_t kept = engine->add(request), cancelled = engine->add(request);
+  std::vector<int32_t> tokens;
+  for (int steps = 0; !engine->idle(); ++steps) {
+    if (steps == 3) engine->cancel(cancelled);
+    if (steps == 5) {
+      EXPECT_EQ(engine->logits(whole.tokens), logits);
+    }
+    for (const TokenEvent& event : engine->step()) {
+      if (event.request == kept && event.token >= 0) tokens.push_back(event.token);
+      EXPECT_NE(event.finish, FinishReason::failed) << event.error;
+    }
+  }
+  EXPECT_EQ(tokens, whole.tokens);
+  expect_no_leak(*engine);
+}
+
 TEST(Overlap, CallsBetweenStepsSeeNoTokenTwice) {
   const std::unique_ptr<Engine> engine = engine_with(true);
   const GenerateRequest request = text_request(kPrompt, 20);

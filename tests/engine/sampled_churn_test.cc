@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sampled text under memory pressure: seeds, filters, log-probabilities, stop strings and salts,
-// with cached prefixes, preemption, cancellation, forgotten prefixes and calls of logits() in
-// between, in a pool for little more than one prompt. Every token, bit and character equals those
-// of the request alone in an engine without any of these. Passes follow one another, overlap, or
-// verify drafts.
+// Sampled text under memory pressure: seeds, filters, log-probabilities, schemas, stop strings and
+// salts, with cached prefixes, preemption, cancellation, forgotten prefixes and calls of logits()
+// in between, in a pool for little more than one prompt. Every token, bit and character equals
+// those of the request alone in an engine without any of these. Passes follow one another, overlap,
+// or verify drafts.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -48,6 +48,8 @@ SamplingParams random_sampling(std::mt19937& random) {
   params.logprobs = one_of({-1, 0, 4}, random);
   params.prompt_logprobs = random() % 8 == 0;
   params.ignore_eos = random() % 2 == 0;
+  params.json_schema =
+      one_of({"", "", "", R"({"type":"object"})", R"({"enum":["a","bc",1]})"}, random);
   return params;
 }
 

@@ -39,7 +39,8 @@ struct Parts {
                                 .max_graph_requests = limits.max_requests,
                                 .cuda_graphs = cuda_graphs,
                                 .logit_rows = logit_rows,
-                                .max_width = max_width});
+                                .max_width = max_width,
+                                .masked_draws = true});
   }
 
   CacheSetOptions cache_options() const {
@@ -235,6 +236,24 @@ TEST_F(GpuModelRunner, DrawsATokenAfterEachRowOfAChain) {
       }
       std::vector<int32_t> drawn(7);
       runner->runner->run(parts, {}, drawn);
+      EXPECT_EQ(drawn, wanted);
+      // The first and the last chain again, from every second token.
+      std::vector<grammar::TokenMask> masks(
+          5, grammar::TokenMask((width + 63) / 64, 0x5555555555555555));
+      masks[2].clear();  // allows every token
+      parts[0].masked = parts[2].masked = true;
+      for (size_t row = 0, mask = 0; row < 7; ++row) {
+        if (row == 4 || row == 5) continue;
+        const size_t position = row < 4 ? row + 1 : 1;
+        wanted[row] = sampler.sample_allowed(std::span(logits).subspan(row * width, width),
+                                             sampling, position, masks[mask++]);
+      }
+      runner->runner->enqueue(parts);
+      test::expect_invalid("wait for masks", [&] { runner->runner->collect({}, drawn); });
+      test::expect_invalid("masks holds 1",
+                           [&] { runner->runner->draw_masked(std::span(masks).first(1)); });
+      runner->runner->draw_masked(masks);
+      runner->runner->collect({}, drawn);
       EXPECT_EQ(drawn, wanted);
       for (CacheLease& lease : leases) runner->caches->release(lease);
     }

@@ -183,6 +183,8 @@ TEST_P(GpuModels, DrawTheTokensThatTheCpuDraws) {
     if (requests.size() > 1) sampling.top_k = 30;
     if (requests.size() > 2) sampling.top_p = 0.9f;
     if (requests.size() > 3) sampling.min_p = 0.02f;
+    requests.push_back(requests.back());  // the same from the tokens that a schema allows
+    requests.back().sampling.json_schema = R"({"type":"object"})";
   }
   const std::vector<GenerateResult> drawn = engine->generate(requests);
   for (GenerateRequest& request : requests) request.sampling.logprobs = 0;
@@ -201,6 +203,7 @@ TEST_P(GpuModels, TextIsTheSameWithoutOverlap) {
     sampling.seed = static_cast<uint64_t>(i);
     sampling.temperature = i % 3 == 0 ? 0.0f : 1.2f;
     sampling.stop_tokens = {5 + i, 40 + i, 80 + 2 * i};
+    if (i % 4 == 1) sampling.json_schema = R"({"type":"array","items":{"type":"string"}})";
   }
   const bool has_states = model() == "qwen3_next";  // its passes follow one another
   std::vector<std::vector<GenerateResult>> results;

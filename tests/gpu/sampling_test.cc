@@ -33,6 +33,7 @@ struct Rows {
   std::vector<float> logits;
   std::vector<SamplingParams> params;
   std::vector<uint64_t> positions;
+  std::vector<std::vector<uint64_t>> masks;  // masks of the first rows; none is empty
 
   std::span<const float> row(size_t i) const {
     const auto width = static_cast<size_t>(vocabulary);
@@ -59,13 +60,25 @@ class GpuSampling : public ::testing::Test {
       draws[i].temperature = params.temperature;
       draws[i].top_p = params.top_p;
       draws[i].min_p = params.min_p;
+      // Rows of masks are in another order than rows of logits.
+      if (i < rows.masks.size()) draws[i].mask = static_cast<int32_t>(rows.masks.size() - 1 - i);
+    }
+    std::vector<uint64_t> masks;
+    for (size_t i = rows.masks.size(); i-- > 0;) {
+      masks.insert(masks.end(), rows.masks[i].begin(), rows.masks[i].end());
     }
     const gpu::DeviceBuffer logits = test::to_device(rows.logits),
                             on_device = test::to_device(draws),
-                            tokens = test::to_device(std::vector<int32_t>(count, -2));
-    const cuda::DrawParams params{logits.data<float>(), rows.vocabulary,
-                                  on_device.data<cuda::Draw>(), tokens.data<int32_t>(),
-                                  rows.vocabulary};
+                            tokens = test::to_device(std::vector<int32_t>(count, -2)),
+                            allowed = test::to_device(masks);
+    const cuda::DrawParams params{
+        .logits = logits.data<float>(),
+        .stride = rows.vocabulary,
+        .draws = on_device.data<cuda::Draw>(),
+        .tokens = tokens.data<int32_t>(),
+        .vocabulary = rows.vocabulary,
+        .masks = allowed.data<uint32_t>(),
+        .mask_words = rows.masks.empty() ? 0 : 2 * static_cast<int64_t>(rows.masks[0].size())};
     sampling_->draw(params, static_cast<int32_t>(count), nullptr);
     return test::to_host<int32_t>(tokens, count);
   }
@@ -74,7 +87,10 @@ class GpuSampling : public ::testing::Test {
     const std::vector<int32_t> found = draw(rows);
     Sampler sampler(rows.vocabulary);
     for (size_t i = 0; i < found.size(); ++i) {
-      const int32_t want = sampler.sample(rows.row(i), rows.params[i], rows.positions[i]).token;
+      const std::span<const uint64_t> mask =
+          i < rows.masks.size() ? rows.masks[i] : std::span<const uint64_t>();
+      const int32_t want =
+          sampler.sample_allowed(rows.row(i), rows.params[i], rows.positions[i], mask);
       EXPECT_EQ(found[i], want) << what << ", row " << i;
     }
   }
@@ -143,6 +159,36 @@ TEST_F(GpuSampling, NeverDrawsMinusInfinity) {
     if (i % 3 != 1) rows.logits[i] = -kInfinity;
   }
   expect_equal(rows, "two thirds at -inf");
+}
+
+// Masks of many tokens, of few and of one; the last rows have none.
+TEST_F(GpuSampling, DrawsOnlyTokensOfTheMask) {
+  for (const int32_t vocabulary : {1, 33, 64, 700}) {
+    Rows rows = random_rows(vocabulary, 3, many_params().size() / 4, 8);
+    std::mt19937 random(11);
+    for (size_t i = 0; i + 3 < rows.params.size(); ++i) {
+      std::vector<uint64_t>& mask = rows.masks.emplace_back((vocabulary + 63) / 64);
+      const auto allow = [&](uint64_t token) { mask[token / 64] |= uint64_t{1} << token % 64; };
+      for (int32_t token = 0; token < vocabulary; ++token) {
+        if (i % 3 != 0 && random() % (i % 3 == 1 ? 2 : 50) == 0) {
+          allow(static_cast<uint64_t>(token));
+        }
+      }
+      allow(i % 3 == 0 ? static_cast<uint64_t>(vocabulary) - 1
+                       : random() % static_cast<uint64_t>(vocabulary));
+      // The logit of a forbidden token does not matter.
+      float& first = rows.logits[i * static_cast<size_t>(vocabulary)];
+      if ((mask[0] & 1) == 0) first = i % 2 == 0 ? kInfinity : 50.0f;
+    }
+    expect_equal(rows, "vocabulary " + std::to_string(vocabulary));
+  }
+}
+
+TEST_F(GpuSampling, ReportsMasksWithoutATokenThatIsPossible) {
+  Rows rows = random_rows(70, 2, 2, 8);
+  rows.logits[69] = -kInfinity;
+  rows.masks = {{0, uint64_t{1} << 5}, {0, 0}};
+  EXPECT_EQ(draw(rows), std::vector<int32_t>(2, -1));
 }
 
 // Weights of equal logits sum exactly, so the outcome at a limit is known and equals the CPU's.

@@ -66,6 +66,7 @@ std::vector<GenerateRequest> requests_of_all_kinds(const std::string& model) {
     if (i == 8) sampling.repetition_penalty = 1.1f;
     if (i == 10) sampling.stop_tokens = {5, 40, 80, 260};
     if (i == 11) sampling.prompt_logprobs = true;
+    if (i == 12) sampling.json_schema = R"({"type":"array","items":{"enum":["red","red"]}})";
   }
   return requests;
 }

@@ -16,14 +16,17 @@ struct Draw {
   int32_t row;     // row of the logits; negative: nothing is drawn
   int32_t top_k;
   float temperature, top_p, min_p;
+  int32_t mask = -1;  // row of the masks with the tokens that may be drawn; negative: all may
 };
 
 struct DrawParams {
-  const float* logits;  // [rows, stride]
+  float* logits;  // [rows, stride]; those of tokens outside of a row's mask become -inf
   int64_t stride;
   const Draw* draws;  // [grid]
   int32_t* tokens;    // [grid]; -1 if the row is no distribution: it has a NaN, +inf, or only -inf
   int32_t vocabulary;
+  const uint32_t* masks = nullptr;  // [rows of masks, mask_words], a bit for each token
+  int64_t mask_words = 0;
 };
 
 // Weights are summed as multiples of 2^-43 of the most likely token's weight, which is exact in any

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Draws tokens from logits, one CTA a row, as Sampler does on the CPU.
+// Draws tokens from logits, one CTA a row, as Sampler does on the CPU. With a mask, tokens outside
+// of it lose their logits first.
 //
 // min_p, top_k and top_p all keep the first tokens in order of rank, so each of them, and the draw
 // itself, asks one question: at which rank does a running sum pass a target? A histogram over
@@ -22,6 +23,15 @@ struct SamplingConfig {
 
   using Shared = SamplingShared<kThreads>;
   static constexpr KernelTraits kTraits = {kThreads, sizeof(Shared), 1, 0};
+
+  // Gives tokens that the draw's mask lacks the logit -inf.
+  __device__ static void forbid(const Params& params, const Draw& draw, float* logits) {
+    const uint32_t* const mask = params.masks + draw.mask * params.mask_words;
+    for (int i = threadIdx.x; i < params.vocabulary; i += kThreads) {
+      if ((mask[i / 32] >> (i % 32) & 1) == 0) logits[i] = -infinity();
+    }
+    __syncthreads();
+  }
 
   // Returns the first token with the largest logit, or -1 if the row is no distribution.
   __device__ static int find_largest(const Params& params, const float* logits, Shared& shared) {
@@ -281,11 +291,12 @@ struct SamplingConfig {
   }
 
   __device__ static void run(const Params& params) {
-    extern __shared__ unsigned long long memory[];
-    auto& shared = *reinterpret_cast<Shared*>(memory);
+    extern __shared__ __align__(16) char dynamic_shared[];
+    auto& shared = *reinterpret_cast<Shared*>(dynamic_shared);
     const Draw draw = params.draws[blockIdx.x];
     if (draw.row < 0) return;
-    const float* const logits = params.logits + draw.row * params.stride;
+    float* const logits = params.logits + draw.row * params.stride;
+    if (draw.mask >= 0) forbid(params, draw, logits);
     int token = find_largest(params, logits, shared);
     if (token >= 0 && draw.temperature != 0) {
       const Row row = {logits, params.vocabulary, static_cast<double>(logits[token]),
