@@ -21,16 +21,16 @@ struct Meeting {
   int arrived = 0;
   uint64_t count = 0;  // completed meetings
   // The two alternate: a thread may reach the next meeting before others have read this one.
-  bool any[2] = {};
+  int yes[2] = {};  // threads that passed true
 
   void complete() {
     arrived = 0;
     ++count;
-    any[count % 2] = false;
+    yes[count % 2] = 0;
   }
 };
 
-// An instruction of a whole warp. Its two sets of values alternate like `any` above.
+// An instruction of a whole warp. Its two sets of values alternate like `yes` above.
 struct WarpMeeting {
   const char* what = "";
   uint32_t arrived = 0;
@@ -131,9 +131,9 @@ class Block {
     return *reinterpret_cast<const std::array<T, kLanes>*>(values);
   }
 
-  // bar.sync, bar.arrive and bar.red.or: returns whether any thread passes true. `threads` 0 means
-  // all threads that have not ended.
-  bool meet(int id, int threads, bool waits, bool value) {
+  // bar.sync, bar.arrive and bar.red: returns how many threads pass true. `threads` 0 means all
+  // threads that have not ended.
+  int meet(int id, int threads, bool waits, bool value) {
     if (id < 0 || id >= kNamedBarriers) fail("there are 16 barriers");
     Meeting& meeting = named_[static_cast<size_t>(id)];
     int& expected = expected_[static_cast<size_t>(id)];
@@ -143,11 +143,11 @@ class Block {
       fail("a barrier for a part of a warp or too many");
     expected = threads;
     const uint64_t before = meeting.count;
-    bool& any = meeting.any[before % 2];
-    any |= value;
+    int& yes = meeting.yes[before % 2];
+    yes += value;
     if (++meeting.arrived == (threads ? threads : live_)) meeting.complete();
     if (waits) wait_until(kNames[id], [&] { return meeting.count != before; });
-    return any;
+    return yes;
   }
 
   bool spins() const {

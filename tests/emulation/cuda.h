@@ -61,6 +61,10 @@ inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
+// Values are in the range of the result.
+inline uint64_t __double2ull_rn(double x) { return static_cast<uint64_t>(std::nearbyint(x)); }
+inline uint64_t __double2ull_rd(double x) { return static_cast<uint64_t>(std::floor(x)); }
+inline uint64_t __double2ull_ru(double x) { return static_cast<uint64_t>(std::ceil(x)); }
 inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
 inline float __expf(float x) { return std::exp(x); }
 inline float __fdividef(float a, float b) { return a / b; }
@@ -107,6 +111,9 @@ inline int64_t clock64() {
 
 inline void __syncthreads() { fovea::emulation::machine.named_barrier(0, 0, true); }
 inline int __syncthreads_or(int value) {
+  return fovea::emulation::machine.named_barrier(0, 0, true, value != 0) != 0;
+}
+inline int __syncthreads_count(int value) {
   return fovea::emulation::machine.named_barrier(0, 0, true, value != 0);
 }
 
@@ -168,7 +175,7 @@ T __reduce_add_sync(uint32_t mask, T value) {
 
 // Only one thread runs at a time, so plain reads and writes are atomic.
 template <typename T>
-T atomicAdd(T* to, T value) {
+T atomicAdd(T* to, std::type_identity_t<T> value) {
   return std::exchange(*to, *to + value);
 }
 template <typename T>

@@ -48,7 +48,7 @@ class Machine {
   const std::array<T, kLanes>& exchange(const char* what, const T& value) const {
     return block().exchange(what, value);
   }
-  bool named_barrier(int id, int threads, bool waits, bool value = false) const {
+  int named_barrier(int id, int threads, bool waits, bool value = false) const {
     return block().meet(id, threads, waits, value);
   }
 

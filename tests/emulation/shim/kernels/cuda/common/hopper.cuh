@@ -165,7 +165,7 @@ inline void named_barrier_arrive(int id, int threads) {
 }
 
 inline bool named_barrier_any(int id, int threads, bool value) {
-  return machine_of::machine.named_barrier(id, threads, true, value);
+  return machine_of::machine.named_barrier(id, threads, true, value) != 0;
 }
 
 template <Type kFrom>
