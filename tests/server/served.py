@@ -21,11 +21,12 @@ class Server:
 
     def __init__(self, root, program, *flags, keys=(), environment=None, template="smollm2"):
         self.folder = tempfile.TemporaryDirectory()
+        root = pathlib.Path(root).resolve()  # a link must not depend on its place
         model = pathlib.Path(self.folder.name) / "tiny"
         model.mkdir()
-        for file in (pathlib.Path(root) / "testdata/models/llama").iterdir():
+        for file in (root / "testdata/models/llama").iterdir():
             (model / file.name).symlink_to(file)
-        (model / "chat_template.jinja").symlink_to(pathlib.Path(root) / f"testdata/chat/{template}.jinja")
+        (model / "chat_template.jinja").symlink_to(root / f"testdata/chat/{template}.jinja")
         arguments = [program, "serve", str(model), "--threads", "1", "--kv-memory", "64MB", *flags]
         if "--port" not in flags:
             arguments += ["--port", "0"]
