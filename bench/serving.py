@@ -8,7 +8,8 @@ the engine alone.
 
 sends all requests at once. With --prompts N the streams first run by themselves, and then N further prompts of
 --prompt-len tokens are always computed at the same time, so that every step has a prompt chunk; the time between tokens
-is shown for both stretches.
+is shown for both stretches. --fields '{"structured_outputs": {"json": SCHEMA}}' adds fields to the requests; a schema
+must not let an answer end before its --output-len.
 
 Needs Python alone. Clients are divided over processes, because one would see tokens later than they arrive.
 """
@@ -87,6 +88,7 @@ class Client:
         pick = random.Random(seed)
         prompt = [pick.randrange(self.options.vocabulary) for _ in range(prompt_tokens)]
         body = {"prompt": prompt, "max_tokens": output_tokens, "ignore_eos": True, "temperature": 0, "stream": True}
+        body |= self.options.fields
         data = json.dumps(body).encode()
         head = [
             "POST /v1/completions HTTP/1.1",
@@ -283,6 +285,7 @@ def parse(arguments):
         ("with-prompts", 4.0, "seconds with prompts"),
     ):
         parser.add_argument(f"--{name}", type=float, default=value, help=f"{what}; default {value}")
+    parser.add_argument("--fields", type=json.loads, default={}, help="an object with further fields of each request")
     parser.add_argument("--output", choices=("md", "json"), default="md")
     options = parser.parse_args(arguments)
     with urllib.request.urlopen(options.url + "/tokenizer_info", timeout=10) as answer:

@@ -106,6 +106,8 @@ std::string Metrics::text(const ServiceStats& stats, int64_t connections) const 
       {"fovea_accepted_draft_tokens_total", "counter", "Guessed tokens that became text.",
        number(engine.accepted_drafts)},
       {"fovea_engine_steps_total", "counter", "Passes of the engine.", number(engine.steps)},
+      {"fovea_overlapped_steps_total", "counter", "Passes enqueued while another ran.",
+       number(engine.overlapped_steps)},
       {"fovea_failed_passes_total", "counter", "Passes that failed.", number(stats.failed_passes)},
   };
   for (const Value& value : values) {

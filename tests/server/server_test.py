@@ -254,5 +254,23 @@ class Answers(Served):
             self.assertTrue(all(math.isfinite(value) for value in top.values()))
 
 
+class Overlapped(Served):
+    """Passes that are enqueued before the one before has ended."""
+
+    flags = ("--overlap",)
+
+    def test_schemas_do_not_make_passes_wait(self):
+        """Answers are those of requests whose tokens the host draws, because they want log-probabilities."""
+        schema = {"type": "array", "items": {"enum": ["red", "green", 17]}, "minItems": 30}
+        body = {"prompt": PROMPT, "max_tokens": 24, "temperature": 1, "seed": 3, "structured_outputs": {"json": schema}}
+        names = "fovea_engine_steps_total", "fovea_overlapped_steps_total"
+        before = [self.server.metric(name) for name in names]
+        text = self.server.post("/v1/completions", body)["choices"][0]["text"]
+        self.assertRegex(text, r'^\s*\[\s*("red"|"green"|17)')
+        steps, overlapped = (self.server.metric(name) - old for name, old in zip(names, before))
+        self.assertEqual((steps, overlapped), (24, 23))
+        self.assertEqual(self.server.post("/v1/completions", body | {"logprobs": 0})["choices"][0]["text"], text)
+
+
 if __name__ == "__main__":
     run_tests()
