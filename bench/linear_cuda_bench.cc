@@ -2,7 +2,8 @@
 // Times linear layers on a GPU, over inputs and states that no cache holds. Argument: a part of the
 // names of cases.
 //
-// `delta` and `mamba2` are layers of `linear_cuda` with their convolution, or `alone` without it:
+// `delta`, `mamba2`, `kda` and `lightning` are layers of `linear_cuda` with their convolution, or
+// `alone` without it:
 // decode, verification of four drafts with a snapshot after each, and prompts. Their floor is the
 // bytes of all states, read and written at the measured rate of copies; verification writes five
 // states for each read one.
@@ -60,6 +61,22 @@ constexpr Shape kShapes[] = {
     {"mamba2 128 alone",
      AttentionKind::mamba2,
      {.key_heads = 8, .value_heads = 128, .key_dim = 128, .value_dim = 64}},
+    {"kda 32",
+     AttentionKind::kda,
+     {.key_heads = 32, .value_heads = 32, .key_dim = 128, .value_dim = 128, .conv_width = 4}},
+    {"kda 32 alone",
+     AttentionKind::kda,
+     {.key_heads = 32, .value_heads = 32, .key_dim = 128, .value_dim = 128}},
+    {"kda 32 alone bf16 states",
+     AttentionKind::kda,
+     {.key_heads = 32, .value_heads = 32, .key_dim = 128, .value_dim = 128},
+     DType::bf16},
+    {"lightning 64",
+     AttentionKind::lightning,
+     {.key_heads = 64, .value_heads = 64, .key_dim = 128, .value_dim = 128, .conv_width = 1}},
+    {"lightning 64 alone",
+     AttentionKind::lightning,
+     {.key_heads = 64, .value_heads = 64, .key_dim = 128, .value_dim = 128}},
 };
 
 struct Load {
@@ -124,7 +141,9 @@ class Layers {
     if (linear.conv_width > 0) {
       fill(weight_, int64_t{linear.conv_dim()} * linear.conv_width, 0.5f, 0);
     }
-    fill(log_decay_, int64_t{tokens_} * linear.value_heads, 0.01f, -0.1f);
+    const int64_t gates = shape.kind == AttentionKind::lightning ? 1 : tokens_;
+    const int64_t columns = shape.kind == AttentionKind::kda ? linear.key_dim : 1;
+    fill(log_decay_, gates * linear.value_heads * columns, 0.01f, -0.1f);
     fill(beta_, int64_t{tokens_} * linear.value_heads, 0.05f, 0.5f);
     fill(out_, int64_t{tokens_} * linear.value_heads * linear.value_dim, 1, 0);
     make_batch(stream);
@@ -141,8 +160,8 @@ class Layers {
       layer.linear.mixed = mixed_.data<float>();
       layer.linear.conv_weight = weight_.data<float>();
       layer.linear.log_decay = log_decay_.data<float>();
-      layer.linear.beta = beta_.data<float>();
-      layer.linear.l2_normalise_qk = shape_.kind == AttentionKind::gated_delta_net;
+      if (shape_.kind != AttentionKind::lightning) layer.linear.beta = beta_.data<float>();
+      layer.linear.l2_normalise_qk = has_delta_rule(shape_.kind);
       backend_->forward(layer, to);
     };
     return time_on_gpu(run, layers, PowerState::burst, stream).seconds;

@@ -77,17 +77,24 @@ struct ScoreTensors {
 };
 
 // Inputs of a linear layer, f32 and dense; they replace q, k and v. `mixed` goes through the causal
-// convolution and SiLU, then splits into q, k, v (gated_delta_net: [key_heads * key_dim,
-// key_heads * key_dim, value_heads * value_dim]) or x, B, C (mamba2: [value_heads * value_dim,
-// key_heads * key_dim, key_heads * key_dim]).
+// convolution and SiLU, then splits into q, k, v ([key_heads * key_dim, key_heads * key_dim,
+// value_heads * value_dim]) or x, B, C (mamba2: [value_heads * value_dim, key_heads * key_dim,
+// key_heads * key_dim]). With S the state of a head, whose rows are values:
+//   gated_delta_net, kda  S = S D (I - beta k k^T) + beta v k^T, out = softmax_scale * S q
+//   mamba2                S = S D + dt x B^T, out = S C + skip * x
+//   lightning             S = S D + v k^T, out = softmax_scale * S q
+// where D is e^log_decay: a factor of the token and head; kda: of each column; lightning: of the
+// head.
 struct LinearTensors {
   const float* mixed = nullptr;        // [tokens, conv_dim]
   const float* conv_weight = nullptr;  // [conv_dim, conv_width]
   const float* conv_bias = nullptr;    // [conv_dim] or null
-  const float* log_decay = nullptr;    // [tokens, value_heads]: ln(alpha_t); mamba2: dt * A
-  const float* beta = nullptr;         // [tokens, value_heads]: write strength; mamba2: dt
-  const float* skip = nullptr;         // mamba2: D [value_heads], or null
-  bool l2_normalise_qk = false;        // gated_delta_net
+  // [tokens, value_heads]; mamba2: dt * A. kda: [tokens, value_heads, key_dim], lower bounds of the
+  // model applied. lightning: [value_heads].
+  const float* log_decay = nullptr;
+  const float* beta = nullptr;   // [tokens, value_heads]; mamba2: dt. lightning: null
+  const float* skip = nullptr;   // mamba2: D [value_heads], or null
+  bool l2_normalise_qk = false;  // gated_delta_net, kda
 };
 
 // The tensors that one layer passes to forward(), in memory of the backend's device. On a GPU every
@@ -116,7 +123,7 @@ struct LayerTensors {
   RotaryTensors rotary = {};         // with spec.has_rope; forward() then overwrites q
   DualChunkQueries dual_chunk = {};  // with spec.dual_chunk, without has_rope
   MlaTensors mla = {};               // kind mla
-  LinearTensors linear = {};         // kinds gated_delta_net and mamba2
+  LinearTensors linear = {};         // linear kinds
 };
 
 // One implementation, bound to one AttentionSpec and one pool. It owns no cache memory. Calls on

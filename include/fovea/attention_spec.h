@@ -15,11 +15,17 @@ enum class AttentionKind : uint8_t {
   mla,              // multi-head latent attention (DeepSeek-V2, arXiv:2405.04434)
   gated_delta_net,  // linear attention with a gated delta rule (arXiv:2412.06464)
   mamba2,           // state-space duality (arXiv:2405.21060)
+  kda,              // Kimi delta attention: a gate for each channel of keys (arXiv:2510.26692)
+  lightning,        // linear attention with a fixed decay for each head (arXiv:2401.04658)
 };
 
 // True for the kinds that keep a recurrent state instead of a KV cache.
 constexpr bool is_linear(AttentionKind kind) {
-  return kind == AttentionKind::gated_delta_net || kind == AttentionKind::mamba2;
+  return kind != AttentionKind::mha && kind != AttentionKind::mla;
+}
+// True for the linear kinds whose states forget what they hold for a key before they take it.
+constexpr bool has_delta_rule(AttentionKind kind) {
+  return kind == AttentionKind::gated_delta_net || kind == AttentionKind::kda;
 }
 
 // The keys that a query may see before windows, chunks and masks narrow them.
@@ -143,7 +149,7 @@ struct AttentionSpec {
 
   ScoreSpec scores = {};
   MlaSpec mla = {};        // kind mla
-  LinearSpec linear = {};  // kinds gated_delta_net and mamba2
+  LinearSpec linear = {};  // linear kinds
 
   bool operator==(const AttentionSpec&) const = default;
 };

@@ -179,8 +179,9 @@ constexpr const char* kForwardDoc =
     "kv_lora_rank].\n"
     "dual chunk attention without has_rope: q_succ and q_inter, of q's shape.\n"
     "linear, f32 and dense: mixed [tokens, conv_dim]; conv_weight [conv_dim, conv_width]; "
-    "conv_bias [conv_dim]; log_decay and beta [tokens, value_heads]; skip [value_heads]; out "
-    "[tokens, value_heads, value_dim].\n"
+    "conv_bias [conv_dim]; log_decay and beta [tokens, value_heads], but kda: log_decay [tokens, "
+    "value_heads, key_dim], lightning: log_decay [value_heads] and no beta; skip [value_heads]; "
+    "out [tokens, value_heads, value_dim].\n"
     "The arrays are borrowed: on a GPU they must live until the work has run.";
 
 void bind_backend(nb::module_& module) {

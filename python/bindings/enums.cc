@@ -14,6 +14,10 @@ namespace fovea::python {
     return table;                                            \
   }
 
+// A value whose member and text have its name.
+#define FOVEA_SAME(name) \
+  { name, #name, #name }
+
 FOVEA_ENUMERATORS(DType, {{f32, "f32", "fp32"},
                           {f16, "f16", "fp16"},
                           {bf16, "bf16", "bf16"},
@@ -22,10 +26,8 @@ FOVEA_ENUMERATORS(DType, {{f32, "f32", "fp32"},
                           {i32, "i32", "int32"},
                           {i64, "i64", "int64"},
                           {u8, "u8", "uint8"}})
-FOVEA_ENUMERATORS(AttentionKind, {{mha, "mha", "mha"},
-                                  {mla, "mla", "mla"},
-                                  {gated_delta_net, "gated_delta_net", "gated_delta_net"},
-                                  {mamba2, "mamba2", "mamba2"}})
+FOVEA_ENUMERATORS(AttentionKind, {FOVEA_SAME(mha), FOVEA_SAME(mla), FOVEA_SAME(gated_delta_net),
+                                  FOVEA_SAME(mamba2), FOVEA_SAME(kda), FOVEA_SAME(lightning)})
 FOVEA_ENUMERATORS(AttentionScope, {{decoder, "decoder", "decoder"},
                                    {ragged, "ragged", "ragged"},
                                    {encoder, "encoder", "encoder"},
@@ -50,28 +52,28 @@ FOVEA_ENUMERATORS(KvScale, {{none, "none", "none"},
                             {per_token_head, "per_token_head", "per_token_head"}})
 FOVEA_ENUMERATORS(KvOrder, {{nhd, "nhd", "nhd"}, {hnd, "hnd", "hnd"}})
 FOVEA_ENUMERATORS(DeviceKind, {{cpu, "cpu", "cpu"}, {cuda, "cuda", "cuda"}})
-FOVEA_ENUMERATORS(RejectCode, {{device, "device", "device"},
-                               {kind, "kind", "kind"},
-                               {scope, "scope", "scope"},
-                               {mask, "mask", "mask"},
-                               {heads, "heads", "heads"},
-                               {head_dim, "head_dim", "head_dim"},
-                               {q_dtype, "q_dtype", "q_dtype"},
-                               {kv_dtype, "kv_dtype", "kv_dtype"},
-                               {kv_scale, "kv_scale", "kv_scale"},
-                               {kv_layout, "kv_layout", "kv_layout"},
-                               {window, "window", "window"},
-                               {chunk, "chunk", "chunk"},
-                               {dual_chunk, "dual_chunk", "dual_chunk"},
-                               {logit_cap, "logit_cap", "logit_cap"},
-                               {sinks, "sinks", "sinks"},
-                               {alibi, "alibi", "alibi"},
-                               {rope, "rope", "rope"},
-                               {lse, "lse", "lse"},
-                               {batch_invariant, "batch_invariant", "batch_invariant"},
-                               {limits, "limits", "limits"},
-                               {not_built, "not_built", "not_built"},
-                               {kernels, "kernels", "kernels"}})
+FOVEA_ENUMERATORS(RejectCode, {FOVEA_SAME(device),
+                               FOVEA_SAME(kind),
+                               FOVEA_SAME(scope),
+                               FOVEA_SAME(mask),
+                               FOVEA_SAME(heads),
+                               FOVEA_SAME(head_dim),
+                               FOVEA_SAME(q_dtype),
+                               FOVEA_SAME(kv_dtype),
+                               FOVEA_SAME(kv_scale),
+                               FOVEA_SAME(kv_layout),
+                               FOVEA_SAME(window),
+                               FOVEA_SAME(chunk),
+                               FOVEA_SAME(dual_chunk),
+                               FOVEA_SAME(logit_cap),
+                               FOVEA_SAME(sinks),
+                               FOVEA_SAME(alibi),
+                               FOVEA_SAME(rope),
+                               FOVEA_SAME(lse),
+                               FOVEA_SAME(batch_invariant),
+                               FOVEA_SAME(limits),
+                               FOVEA_SAME(not_built),
+                               FOVEA_SAME(kernels)})
 FOVEA_ENUMERATORS(FinishReason, {{none, "none", "none"},
                                  {stop, "stop", "stop"},
                                  {length, "length", "length"},
@@ -79,6 +81,7 @@ FOVEA_ENUMERATORS(FinishReason, {{none, "none", "none"},
                                  {failed, "failed", "failed"}})
 FOVEA_ENUMERATORS(Phase, {{prefill, "prefill", "prefill"}, {decode, "decode", "decode"}})
 
+#undef FOVEA_SAME
 #undef FOVEA_ENUMERATORS
 
 template <typename Enum>

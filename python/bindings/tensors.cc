@@ -251,13 +251,25 @@ class LayerReader {
     return array.data();
   }
 
+  const float* read_log_decay() {
+    const LinearSpec& spec = spec_.linear;
+    if (spec_.kind == AttentionKind::lightning) {
+      return floats(kLogDecay, {spec.value_heads}, "[value_heads]");
+    }
+    if (spec_.kind == AttentionKind::kda) {
+      return floats(kLogDecay, {-1, spec.value_heads, spec.key_dim},
+                    "[tokens, value_heads, key_dim]");
+    }
+    return floats(kLogDecay, {-1, spec.value_heads}, "[tokens, value_heads]");
+  }
+
   void read_linear(LinearTensors& linear) {
     const LinearSpec& spec = spec_.linear;
     linear.mixed = floats(kMixed, {-1, spec.conv_dim()}, "[tokens, conv_dim]");
     linear.conv_weight =
         floats(kConvWeight, {spec.conv_dim(), spec.conv_width}, "[conv_dim, conv_width]");
     linear.conv_bias = floats(kConvBias, {spec.conv_dim()}, "[conv_dim]");
-    linear.log_decay = floats(kLogDecay, {-1, spec.value_heads}, "[tokens, value_heads]");
+    linear.log_decay = read_log_decay();
     linear.beta = floats(kBeta, {-1, spec.value_heads}, "[tokens, value_heads]");
     linear.skip = floats(kSkip, {spec.value_heads}, "[value_heads]");
     if (arguments_[kL2NormaliseQk].is_valid()) {

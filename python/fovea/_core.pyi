@@ -41,6 +41,8 @@ class AttentionKind(StrEnum):
     mla = "mla"
     gated_delta_net = "gated_delta_net"
     mamba2 = "mamba2"
+    kda = "kda"
+    lightning = "lightning"
 
 class AttentionScope(StrEnum):
     decoder = "decoder"
@@ -819,7 +821,8 @@ class Backend:
         kv_lora_rank]; w_uv [q_heads, v_dim, kv_lora_rank]; out [tokens, q_heads, v_dim or kv_lora_rank].
         dual chunk without has_rope: q_succ and q_inter, of q's shape.
         linear, f32 and dense: mixed [tokens, conv_dim]; conv_weight [conv_dim, conv_width]; conv_bias [conv_dim];
-        log_decay and beta [tokens, value_heads]; skip [value_heads]; out [tokens, value_heads, value_dim].
+        log_decay and beta [tokens, value_heads], but kda: log_decay [tokens, value_heads, key_dim], lightning:
+        log_decay [value_heads] and no beta; skip [value_heads]; out [tokens, value_heads, value_dim].
         The arrays are borrowed: on a GPU they must live until the work has run, as stream-ordered allocators ensure.
         """
     def bind(

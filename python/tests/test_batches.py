@@ -100,14 +100,17 @@ def test_cross_attention():
     np.testing.assert_allclose(out, np.einsum("hqk,khd->qhd", weights, np.repeat(v, 2, axis=1)), atol=2e-5)
 
 
-def test_linear_layer_continues_its_state():
+@pytest.mark.parametrize("kind", ["gated_delta_net", "kda", "lightning"])
+def test_linear_layer_continues_its_state(kind):
     rng = np.random.default_rng(5)
     linear = fovea.LinearSpec(key_heads=1, value_heads=2, key_dim=16, value_dim=16, conv_width=4)
-    spec = fovea.AttentionSpec(kind="gated_delta_net", linear=linear)
+    spec = fovea.AttentionSpec(kind=kind, linear=linear)
     state_spec = fovea.StateCacheSpec(conv_dim=linear.conv_dim, conv_width=4, heads=2, rows=16, columns=16)
     limits = fovea.BatchLimits(max_tokens=8, max_q_len=8, max_kv_len=8)
 
     def tensors(rows):
+        if kind == "lightning":
+            return {"mixed": mixed[rows], "log_decay": decay, "conv_weight": weight}
         return {
             "mixed": mixed[rows],
             "log_decay": decay[rows],
@@ -117,7 +120,7 @@ def test_linear_layer_continues_its_state():
         }
 
     mixed = rng.standard_normal((8, linear.conv_dim)).astype(np.float32)
-    decay = -rng.random((8, 2)).astype(np.float32)
+    decay = -rng.random({"gated_delta_net": (8, 2), "kda": (8, 2, 16), "lightning": (2,)}[kind]).astype(np.float32)
     beta = rng.random((8, 2)).astype(np.float32)
     weight = rng.standard_normal((linear.conv_dim, 4)).astype(np.float32)
     results = []

@@ -13,6 +13,10 @@ std::string_view name_of(AttentionKind kind) {
       return "gated_delta_net";
     case AttentionKind::mamba2:
       return "mamba2";
+    case AttentionKind::kda:
+      return "kda";
+    case AttentionKind::lightning:
+      return "lightning";
   }
   return "?";
 }

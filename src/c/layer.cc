@@ -53,6 +53,7 @@ class LayerReader {
   LinearTensors linear(const fovea_linear_tensors& from) const;
 
  private:
+  const float* log_decay(const DLTensor* tensor) const;
   // Returns an up-projection [q_heads, rows, kv_lora_rank] with any stride between heads.
   HeadRows weight(const DLTensor* tensor, std::string_view name, int64_t rows) const;
 
@@ -126,6 +127,16 @@ MlaTensors LayerReader::mla(const fovea_mla_tensors& from) const {
   return to;
 }
 
+const float* LayerReader::log_decay(const DLTensor* tensor) const {
+  constexpr std::string_view kName = "linear.log_decay";
+  const LinearSpec& spec = spec_.linear;
+  if (spec_.kind == AttentionKind::lightning) return floats(tensor, kName, {spec.value_heads});
+  if (spec_.kind == AttentionKind::kda) {
+    return floats(tensor, kName, {shape_.tokens, spec.value_heads, spec.key_dim});
+  }
+  return token_floats(tensor, kName, spec.value_heads);
+}
+
 LinearTensors LayerReader::linear(const fovea_linear_tensors& from) const {
   check_reserved(from.reserved, "linear.reserved");
   const LinearSpec& spec = spec_.linear;
@@ -134,7 +145,7 @@ LinearTensors LayerReader::linear(const fovea_linear_tensors& from) const {
   to.conv_weight =
       floats(from.conv_weight, "linear.conv_weight", {spec.conv_dim(), spec.conv_width});
   to.conv_bias = floats(from.conv_bias, "linear.conv_bias", {spec.conv_dim()});
-  to.log_decay = token_floats(from.log_decay, "linear.log_decay", spec.value_heads);
+  to.log_decay = log_decay(from.log_decay);
   to.beta = token_floats(from.beta, "linear.beta", spec.value_heads);
   to.skip = floats(from.skip, "linear.skip", {spec.value_heads});
   to.l2_normalise_qk = to_flag(from.l2_normalise_qk, "linear.l2_normalise_qk");

@@ -22,15 +22,14 @@ constexpr std::string_view kArchitecture = "sm_";
 
 struct ExplainFlags {
   std::optional<std::string> model;
-  std::optional<uint64_t> random_weights;  // requires --model
-  std::optional<std::string> kv_memory;    // requires --model
+  std::optional<uint64_t> random_weights;                // requires --model
+  std::optional<std::string> kv_memory, decode_backend;  // require --model
   std::optional<std::string> workspace_budget;
   BackendRequest request;
   std::string backend = "auto", device = "cpu";
   int multiprocessors = 132;  // for a GPU given by its architecture; 132 is an H200's
   std::optional<std::string> dtype, kv_dtype;  // default from default_dtype()
   std::optional<std::string> kv_layout;        // default from the engine's rules
-  std::optional<std::string> decode_backend;   // requires --model
   ParallelOptions parallel;                    // requires --model
   std::string kind = "mha", scope = "decoder", mask = "none", scale = "none";
   bool json = false;
@@ -124,9 +123,13 @@ void complete(const CLI::App& command, ExplainFlags& flags) {
   KvCacheSpec& cache = flags.request.cache;
   using enum AttentionKind;
   using enum AttentionScope;
-  spec.kind = named<AttentionKind>(
-      "--kind", flags.kind,
-      {{"mha", mha}, {"mla", mla}, {"gated_delta_net", gated_delta_net}, {"mamba2", mamba2}});
+  spec.kind = named<AttentionKind>("--kind", flags.kind,
+                                   {{"mha", mha},
+                                    {"mla", mla},
+                                    {"gated_delta_net", gated_delta_net},
+                                    {"mamba2", mamba2},
+                                    {"kda", kda},
+                                    {"lightning", lightning}});
   spec.scope = named<AttentionScope>("--scope", flags.scope,
                                      {{"decoder", decoder},
                                       {"ragged", ragged},
@@ -289,7 +292,8 @@ void add_layer_flags(CLI::App& command, ExplainFlags& flags) {
   command
       .add_option(
           "--kind", flags.kind,
-          "mha, mla, gated_delta_net or mamba2; the default heads of mla are DeepSeek-V3's, "
+          "mha, mla, gated_delta_net, mamba2, kda or lightning; the default heads of mla are "
+          "DeepSeek-V3's, "
           "those of the linear kinds Qwen3-Next's")
       ->capture_default_str();
   command.add_option("--scope", flags.scope, "decoder, ragged, encoder, encoder_cache or cross")

@@ -73,6 +73,9 @@ struct Mamba2Params {
   bool in_chunks = false;  // as in GatedDeltaNetParams
 };
 
+// The widest keys of KDA.
+inline constexpr int32_t kMaxKdaKeys = 8192;
+
 // Kimi delta attention (arXiv:2510.26692): as GatedDeltaNetParams, with a decay for each column of
 // the state: S_t = S_{t-1} Diag(alpha_t) (I - beta_t k_t k_t^T) + beta_t v_t k_t^T.
 struct KdaParams {

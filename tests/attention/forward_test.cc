@@ -176,62 +176,6 @@ TEST(Forward, RefusesPackedBatchesWithoutKeys) {
   expect_invalid("k is null", [&] { fixture.backend->forward({.q = two, .out = two}); });
 }
 
-TEST(Forward, RefusesLinearTensorsThatDoNotFit) {
-  const StateCacheSpec states{
-      .layers = 1, .conv_dim = 12, .conv_width = 2, .heads = 1, .rows = 4, .columns = 4};
-  AttentionSpec spec{
-      .kind = AttentionKind::gated_delta_net,
-      .linear = {.key_heads = 1, .value_heads = 1, .key_dim = 4, .value_dim = 4, .conv_width = 2}};
-  const auto pool = make_state_pool(states, 2);
-  ThreadPool threads(1);
-  const BackendRegistry registry = BackendRegistry::builtin();
-  const auto backend =
-      registry.find("linear")->create({.spec = spec, .state = pool.get(), .threads = &threads});
-  backend->reserve({.max_requests = 1, .max_tokens = 2, .max_q_len = 2, .max_kv_len = 2});
-  const int32_t q_indptr[] = {0, 2}, kv_lens[] = {2}, slots[] = {1};
-  BatchView batch{.mode = ForwardMode::extend, .requests = 1, .tokens = 2, .q_indptr = q_indptr};
-  batch.kv_lens = kv_lens;
-  batch.linear.state_slots = slots;
-  backend->plan(batch);
-  std::vector<float> values(32);
-  LayerTensors good{.out = dense_rows(values.data(), DType::f32, 1, 4)};
-  good.linear.mixed = good.linear.conv_weight = values.data();
-  good.linear.log_decay = good.linear.beta = values.data();
-  backend->forward(good);
-  const Changes wrong = {
-      {"linear.mixed is null", [](auto& t) { t.linear.mixed = nullptr; }},
-      {"linear.log_decay is null", [](auto& t) { t.linear.log_decay = nullptr; }},
-      {"linear.beta is null", [](auto& t) { t.linear.beta = nullptr; }},
-      {"linear.conv_weight is null, but the spec's linear.conv_width is 2",
-       [](auto& t) { t.linear.conv_weight = nullptr; }},
-      {"linear.skip is given, but the spec's kind is gated_delta_net",
-       [&](auto& t) { t.linear.skip = values.data(); }},
-      {"out is null", [](auto& t) { t.out.data = nullptr; }},
-      {"out is bf16", [](auto& t) { t.out.dtype = DType::bf16; }},
-      {"out is fp32 with a head stride of 5, must be f32 with a head stride of value_dim = 4",
-       [](auto& t) { t.out.head_stride = 5; }},
-      {"out has strides of 3 a token and 4 a head: rows of 4 values overlap",
-       [](auto& t) { t.out.token_stride = 3; }},
-      {"q is given, but the spec's kind", [](auto& t) { t.q = t.out; }},
-      {"mla.q_rope is given, but the spec's kind", [](auto& t) { t.mla.q_rope = t.out; }},
-      {"dual_chunk.q_succ is given, but the spec's kind",
-       [](auto& t) { t.dual_chunk.q_succ = t.out; }},
-      {"dual_chunk.q_inter is given, but the spec's kind",
-       [](auto& t) { t.dual_chunk.q_inter = t.out; }},
-      {"k is given, but the spec's kind", [](auto& t) { t.k = t.out; }},
-      {"v is given, but the spec's kind", [](auto& t) { t.v = t.out; }},
-      {"lse is given, but the spec's kind", [&](auto& t) { t.lse = NaturalLse(values.data()); }},
-      {"linear.mixed is at", [](auto& t) { step(t.linear.mixed); }},
-      {"linear.beta is at", [](auto& t) { step(t.linear.beta); }},
-      {"out at", [](auto& t) { t.out.token_stride = kFar; }},
-  };
-  for (const auto& [words, change] : wrong) {
-    LayerTensors layer = good;
-    change(layer);
-    expect_invalid(words, [&] { backend->forward(layer); });
-  }
-}
-
 TEST(Forward, RefusesRotationsThatDoNotFit) {
   std::vector<float> rows(5 * 2 * 8), table(4);
   const std::vector<int32_t> positions(5);

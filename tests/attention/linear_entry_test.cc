@@ -38,12 +38,14 @@ std::string reasons(const Change& change) {
   return text;
 }
 
-TEST(LinearEntry, ServesBothKindsFromAmpereOn) {
+TEST(LinearEntry, ServesEveryLinearKindFromAmpereOn) {
   const Change changes[] = {
       [](auto&) {},
       [](auto& r) { r.device.sm = 80; },
       [](auto& r) { r.device.sm = 120; },
       [](auto& r) { r.spec.kind = AttentionKind::mamba2; },
+      [](auto& r) { r.spec.kind = AttentionKind::kda; },
+      [](auto& r) { r.spec.kind = AttentionKind::lightning; },
       [](auto& r) { r.spec.linear.key_dim = 256; },
       [](auto& r) { r.spec.linear.key_dim = 24; },
       [](auto& r) { r.spec.linear.value_dim = 1024; },

@@ -115,11 +115,7 @@ TEST(NoAllocation, LinearLayersAllocateNothing) {
     std::vector<float> out(static_cast<size_t>(length) * heads * width);
     LayerTensors layer;
     layer.out = dense_rows(out.data(), DType::f32, heads, width);
-    layer.linear = {sequence.mixed.data(),     data.conv_weight.data(), data.conv_bias.data(),
-                    sequence.log_decay.data(), sequence.beta.data(),    data.skip.data(),
-                    test.l2_normalise};
-    if (test.spec.linear.conv_width == 0) layer.linear.conv_weight = nullptr;
-    if (test.spec.kind != AttentionKind::mamba2) layer.linear.skip = nullptr;
+    layer.linear = test::tensors_of(test, data, sequence);
     const int64_t before = allocations;
     backend->plan(view);
     backend->forward(layer);

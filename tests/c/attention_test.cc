@@ -169,11 +169,7 @@ TEST(AttentionInC, LinearLayersGiveTheSameBits) {
                          .linear = {.state_slots = {&slot, 1}}};
     LayerTensors layer;
     layer.out = dense_rows(out.data(), DType::f32, linear.value_heads, linear.value_dim);
-    layer.linear = {sequence.mixed.data(),     data.conv_weight.data(), data.conv_bias.data(),
-                    sequence.log_decay.data(), sequence.beta.data(),    data.skip.data(),
-                    test.l2_normalise};
-    if (linear.conv_width == 0) layer.linear.conv_weight = nullptr;
-    if (test.spec.kind != AttentionKind::mamba2) layer.linear.skip = nullptr;
+    layer.linear = tensors_of(test, data, sequence);
     const std::vector<float> expected = expected_linear(test, view, layer, out);
     std::fill(out.begin(), out.end(), 0.0f);
 
@@ -206,7 +202,11 @@ TEST(AttentionInC, LinearLayersGiveTheSameBits) {
     given.linear.mixed = add(from.mixed, {length, linear.conv_dim()});
     given.linear.conv_weight = add(from.conv_weight, {linear.conv_dim(), linear.conv_width});
     given.linear.conv_bias = add(from.conv_bias, {linear.conv_dim()});
-    given.linear.log_decay = add(from.log_decay, {length, linear.value_heads});
+    given.linear.log_decay = test.spec.kind == AttentionKind::kda
+                                 ? add(from.log_decay, {length, linear.value_heads, linear.key_dim})
+                             : test.spec.kind == AttentionKind::lightning
+                                 ? add(from.log_decay, {linear.value_heads})
+                                 : add(from.log_decay, {length, linear.value_heads});
     given.linear.beta = add(from.beta, {length, linear.value_heads});
     given.linear.skip = add(from.skip, {linear.value_heads});
     given.linear.l2_normalise_qk = from.l2_normalise_qk;

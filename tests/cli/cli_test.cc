@@ -326,7 +326,7 @@ TEST(Cli, ExplainsLatentCachesOfEveryFormat) {
 }
 
 TEST(Cli, ExplainsEveryKind) {
-  for (const char* kind : {"mha", "mla", "gated_delta_net", "mamba2"}) {
+  for (const char* kind : {"mha", "mla", "gated_delta_net", "mamba2", "kda", "lightning"}) {
     EXPECT_EQ(fovea({"explain", "--kind", kind}).exit_code, 0) << kind;
     // For example the heads of one rank of two.
     EXPECT_EQ(fovea({"explain", "--kind", kind, "--q-heads", "8"}).exit_code, 0) << kind;

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "fovea/attention_spec.h"
+#include "fovea/attention_backend.h"
 #include "fovea/kv_cache.h"
 #include "support/oracle.h"
 
@@ -19,7 +19,7 @@ struct LinearCase {
   std::vector<int32_t> lengths;  // tokens of each sequence
   bool conv_bias = true;
   bool skip = true;          // mamba2
-  bool l2_normalise = true;  // gated_delta_net
+  bool l2_normalise = true;  // gated_delta_net, kda
   DType state_dtype = DType::f32;
   uint32_t seed = 1;
 };
@@ -31,21 +31,27 @@ std::vector<LinearCase> linear_cases();
 StateCacheSpec state_spec(const LinearCase& test);
 
 struct LinearSequence {
-  std::vector<float> mixed;            // [length, conv_dim]
-  std::vector<float> log_decay, beta;  // [length, value_heads]
+  std::vector<float> mixed;      // [length, conv_dim]
+  std::vector<float> log_decay;  // [length, value_heads]; kda: [.., key_dim]
+  std::vector<float> beta;       // [length, value_heads]
 };
 
 struct LinearData {
   std::vector<LinearSequence> sequences;
-  std::vector<float> conv_weight;  // [conv_dim, conv_width]
-  std::vector<float> conv_bias;    // [conv_dim]
-  std::vector<float> skip;         // [value_heads]
+  std::vector<float> conv_weight;     // [conv_dim, conv_width]
+  std::vector<float> conv_bias;       // [conv_dim]
+  std::vector<float> skip;            // [value_heads]
+  std::vector<float> head_log_decay;  // lightning: [value_heads]
 };
 
 LinearData make_data(const LinearCase& test);
 
+// Returns the tensors of one sequence that the case's kind takes, in host memory of `data`.
+LinearTensors tensors_of(const LinearCase& test, const LinearData& data,
+                         const LinearSequence& sequence);
+
 // Returns the outputs [length, value_heads, value_dim] of one sequence, by other formulas than the
-// kernels: the delta rule as products of matrices, mamba2 as attention without softmax.
+// kernels: the delta rule as products of matrices, other kinds as attention without softmax.
 OracleResult oracle(const LinearCase& test, const LinearData& data, size_t sequence);
 
 }  // namespace fovea::test

@@ -12,9 +12,9 @@
 
 namespace fovea::test {
 
-struct LinearRun::Arrays {
+struct LinearRun::Arrays : LinearSequence {
   std::vector<int32_t> q_indptr = {0}, kv_lens, state_slots, snapshot_slots;
-  std::vector<float> mixed, log_decay, beta, out;
+  std::vector<float> out;
 
   bool same_inputs(const Arrays& other) const {
     return q_indptr == other.q_indptr && kv_lens == other.kv_lens &&
@@ -179,7 +179,10 @@ void LinearRun::append(const Piece& piece, Arrays& to) const {
     rows.insert(rows.end(), from.begin() + piece.begin * row, from.begin() + piece.end * row);
   };
   add(sequence.mixed, test_.spec.linear.conv_dim(), to.mixed);
-  add(sequence.log_decay, test_.spec.linear.value_heads, to.log_decay);
+  const bool by_column = test_.spec.kind == AttentionKind::kda;
+  add(sequence.log_decay,
+      int64_t{test_.spec.linear.value_heads} * (by_column ? test_.spec.linear.key_dim : 1),
+      to.log_decay);
   add(sequence.beta, test_.spec.linear.value_heads, to.beta);
   to.q_indptr.push_back(to.q_indptr.back() + piece.end - piece.begin);
   to.kv_lens.push_back(piece.end);
@@ -208,23 +211,19 @@ BatchView LinearRun::view(const Arrays& arrays, ForwardMode mode, const DeviceMi
 }
 
 LayerTensors LinearRun::tensors(const Arrays& arrays, const DeviceMirror* twin) const {
-  const auto place = [&](const std::vector<float>& array) -> float* {
-    if (array.empty()) return nullptr;
-    return const_cast<float*>(twin == nullptr ? array.data() : twin->translate(array.data()));
+  const auto place = [&](const float* array) {
+    return twin == nullptr || array == nullptr ? array : twin->translate(array);
   };
-  const bool convolves = test_.spec.linear.conv_width > 0;
-  const bool mamba2 = test_.spec.kind == AttentionKind::mamba2;
   LayerTensors layer;
   layer.layer = 1;
-  layer.out = dense_rows(place(arrays.out), DType::f32, test_.spec.linear.value_heads,
-                         test_.spec.linear.value_dim);
-  layer.linear.mixed = place(arrays.mixed);
-  layer.linear.log_decay = place(arrays.log_decay);
-  layer.linear.beta = place(arrays.beta);
-  if (convolves) layer.linear.conv_weight = place(data_.conv_weight);
-  if (convolves && test_.conv_bias) layer.linear.conv_bias = place(data_.conv_bias);
-  if (mamba2 && test_.skip) layer.linear.skip = place(data_.skip);
-  layer.linear.l2_normalise_qk = !mamba2 && test_.l2_normalise;
+  layer.out = dense_rows(const_cast<float*>(place(arrays.out.data())), DType::f32,
+                         test_.spec.linear.value_heads, test_.spec.linear.value_dim);
+  layer.linear = tensors_of(test_, data_, arrays);
+  for (const float** array :
+       {&layer.linear.mixed, &layer.linear.conv_weight, &layer.linear.conv_bias,
+        &layer.linear.log_decay, &layer.linear.beta, &layer.linear.skip}) {
+    *array = place(*array);
+  }
   return layer;
 }
 
@@ -240,7 +239,8 @@ HostBlocks LinearRun::blocks(Arrays& arrays) const {
                        bytes(arrays.state_slots), bytes(arrays.snapshot_slots),
                        bytes(arrays.mixed),       bytes(arrays.log_decay),
                        bytes(arrays.beta),        bytes(arrays.out)};
-  for (const auto* weights : {&data_.conv_weight, &data_.conv_bias, &data_.skip}) {
+  for (const auto* weights :
+       {&data_.conv_weight, &data_.conv_bias, &data_.skip, &data_.head_log_decay}) {
     blocks.push_back(bytes(const_cast<std::vector<float>&>(*weights)));
   }
   return blocks;

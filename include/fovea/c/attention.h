@@ -100,10 +100,11 @@ typedef struct fovea_linear_tensors {
   const DLTensor* mixed;        // f32 [tokens, conv_dim]
   const DLTensor* conv_weight;  // f32 [conv_dim, conv_width]
   const DLTensor* conv_bias;    // f32 [conv_dim] or NULL
-  const DLTensor* log_decay;    // f32 [tokens, value_heads]
-  const DLTensor* beta;         // f32 [tokens, value_heads]
+  const DLTensor* log_decay;    // f32 [tokens, value_heads]; kda: [tokens, value_heads, key_dim];
+                                // lightning: [value_heads]
+  const DLTensor* beta;         // f32 [tokens, value_heads]; lightning: NULL
   const DLTensor* skip;         // mamba2: f32 [value_heads] or NULL
-  int32_t l2_normalise_qk;      // gated_delta_net
+  int32_t l2_normalise_qk;      // gated_delta_net, kda
   int32_t reserved;             // 0
 } fovea_linear_tensors;
 

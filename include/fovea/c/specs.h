@@ -11,7 +11,14 @@ extern "C" {
 #endif
 
 // Kinds of attention.
-enum { FOVEA_MHA = 0, FOVEA_MLA = 1, FOVEA_GATED_DELTA_NET = 2, FOVEA_MAMBA2 = 3 };
+enum {
+  FOVEA_MHA = 0,
+  FOVEA_MLA = 1,
+  FOVEA_GATED_DELTA_NET = 2,
+  FOVEA_MAMBA2 = 3,
+  FOVEA_KDA = 4,
+  FOVEA_LIGHTNING = 5
+};
 
 // Keys that a query may see before windows, chunks and masks narrow them.
 enum {

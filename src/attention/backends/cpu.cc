@@ -31,11 +31,16 @@ HostKernels simd_kernels(std::string_view name) {
                             ThreadPool& threads) { cpu::gated_delta_net(params, threads); },
       .mamba2 = [](const kernels::Mamba2Params& params,
                    ThreadPool& threads) { cpu::mamba2(params, threads); },
+      .kda = [](const kernels::KdaParams& params,
+                ThreadPool& threads) { cpu::kda(params, threads); },
+      .lightning = [](const kernels::LightningParams& params,
+                      ThreadPool& threads) { cpu::lightning(params, threads); },
   };
 }
 
 constexpr AttentionKind kSoftmax[] = {AttentionKind::mha, AttentionKind::mla};
-constexpr AttentionKind kLinear[] = {AttentionKind::gated_delta_net, AttentionKind::mamba2};
+constexpr AttentionKind kLinear[] = {AttentionKind::gated_delta_net, AttentionKind::mamba2,
+                                     AttentionKind::kda, AttentionKind::lightning};
 
 }  // namespace
 
@@ -67,7 +72,7 @@ BackendEntry linear_backend() {
   Capability can = host_capability();
   can.kinds = kLinear;
   return host_entry({.name = "linear",
-                     .role = "gated delta net and Mamba2 on CPUs",
+                     .role = "gated delta net, KDA, Mamba2 and lightning attention on CPUs",
                      .aliases = {"gdn_attn", "mamba2", "mamba2_attn", "linear_attn"}},
                     linear_kernels(), can);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `linear_cuda`: gated delta net and Mamba2 on any NVIDIA GPU from Ampere.
+// `linear_cuda`: linear layers on any NVIDIA GPU from Ampere.
 #include <limits>
 
 #include "attention/backends/backends.h"
@@ -14,7 +14,8 @@ namespace fovea {
 namespace {
 
 constexpr char kName[] = "linear_cuda";
-constexpr AttentionKind kKinds[] = {AttentionKind::gated_delta_net, AttentionKind::mamba2};
+constexpr AttentionKind kKinds[] = {AttentionKind::gated_delta_net, AttentionKind::mamba2,
+                                    AttentionKind::kda, AttentionKind::lightning};
 constexpr DType kQDtypes[] = {DType::f32, DType::bf16};
 constexpr int32_t kVector = 4;  // values that a kernel reads at once
 
@@ -52,7 +53,7 @@ void check_dims(const LinearSpec& linear, std::vector<Reason>& reasons) {
 BackendEntry linear_cuda_backend() {
   BackendEntry entry;
   entry.name = kName;
-  entry.role = "gated delta net and Mamba2 on any NVIDIA GPU from Ampere";
+  entry.role = "gated delta net, KDA, Mamba2 and lightning attention on any NVIDIA GPU from Ampere";
   entry.graphs = GraphSupport::always;
   entry.reject = [](const BackendRequest& request) {
     std::vector<Reason> reasons = capability_reasons(capability(), request);

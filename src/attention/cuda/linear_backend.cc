@@ -85,7 +85,7 @@ cuda::RecurrenceParams recurrence_params(const AttentionSpec& spec) {
   params.key_group = linear.value_heads / linear.key_heads;
   params.rows = linear.value_dim;
   params.columns = linear.key_dim;
-  params.scale = softmax_scale(spec);
+  params.scale = spec.kind == AttentionKind::mamba2 ? 1 : softmax_scale(spec);
   return params;
 }
 

@@ -36,6 +36,7 @@ Tensors tensors_of(const cuda::RecurrenceParams& params, const uint16_t* convolv
   tensors.q_token_stride = tensors.k_token_stride = tensors.v_token_stride =
       2 * params.mixed_stride;  // rows are as long as those in f32
   tensors.log_decay = params.log_decay;
+  tensors.scale = params.scale;
   tensors.state = params.state;
   tensors.state_type = params.state_type;
   tensors.state_slot_stride = params.state_slot_stride;
@@ -47,11 +48,21 @@ Tensors tensors_of(const cuda::RecurrenceParams& params, const uint16_t* convolv
 }  // namespace
 
 RecurrenceKind recurrence_of(const AttentionSpec& spec) {
-  return spec.kind == AttentionKind::mamba2 ? RecurrenceKind::mamba2 : RecurrenceKind::delta;
+  switch (spec.kind) {
+    case AttentionKind::mamba2:
+      return RecurrenceKind::mamba2;
+    case AttentionKind::kda:
+      return RecurrenceKind::kda;
+    case AttentionKind::lightning:
+      return RecurrenceKind::lightning;
+    default:
+      return RecurrenceKind::delta;
+  }
 }
 
 bool LinearChunks::serves(const AttentionSpec& spec, const DeviceInfo& device) {
-  if (spec.q_dtype != DType::bf16 || spec.batch_invariant || spec.linear.conv_width == 0) {
+  if (spec.q_dtype != DType::bf16 || spec.batch_invariant || spec.linear.conv_width == 0 ||
+      spec.kind == AttentionKind::kda) {
     return false;
   }
   return recurrence_of(spec) == RecurrenceKind::delta
@@ -75,7 +86,7 @@ size_t LinearChunks::workspace_bytes(const AttentionSpec& spec, const DeviceInfo
 
 LinearChunks::LinearChunks(const AttentionSpec& spec, const DeviceInfo& device,
                            gpu::KernelStore& store)
-    : heads_(spec.linear.value_heads) {
+    : log_decay_stride_(spec.kind == AttentionKind::lightning ? 0 : spec.linear.value_heads) {
   if (recurrence_of(spec) == RecurrenceKind::delta) {
     gdn_.emplace(gdn_setup(spec, device), store);
   } else {
@@ -93,13 +104,12 @@ void LinearChunks::run(const ChunkedBatch& batch, const cuda::RecurrenceParams& 
   if (gdn_) {
     auto tensors = tensors_of<cuda::GdnPrefillTensors>(params, convolved);
     tensors.beta = params.strength;
-    tensors.scale = params.scale;
     tensors.l2_normalise_qk = params.l2_normalise != 0;
     gdn_->run({batch.spans, batch.requests, batch.tokens}, tensors, workspace, launcher);
     return;
   }
   auto tensors = tensors_of<cuda::SsdPrefillTensors>(params, convolved);
-  tensors.log_decay_stride = heads_;
+  tensors.log_decay_stride = log_decay_stride_;
   tensors.strength = params.strength;
   tensors.skip = params.skip;
   ssd_->run({batch.spans, batch.requests, batch.tokens}, tensors, workspace, launcher);

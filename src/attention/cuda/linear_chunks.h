@@ -45,7 +45,7 @@ class LinearChunks {
            const uint16_t* convolved, void* workspace, gpu::Launcher launcher) const;
 
  private:
-  int32_t heads_;
+  int64_t log_decay_stride_;
   std::optional<kernels::cuda::GdnPrefill> gdn_;
   std::optional<kernels::cuda::SsdPrefill> ssd_;
 };

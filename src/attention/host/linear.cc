@@ -39,10 +39,15 @@ class HostLinear final : public HostBackend {
       convolve(layer.linear, state);
       mixed = convolved_;
     }
-    if (spec().kind == AttentionKind::mamba2) {
-      run_mamba2(layer, mixed, state);
-    } else {
-      run_gated_delta_net(layer, mixed, state);
+    switch (spec().kind) {
+      case AttentionKind::mamba2:
+        return run_mamba2(layer, mixed, state);
+      case AttentionKind::kda:
+        return run_kda(layer, mixed, state);
+      case AttentionKind::lightning:
+        return run_lightning(layer, mixed, state);
+      default:
+        return run_gated_delta_net(layer, mixed, state);
     }
   }
 
@@ -60,13 +65,14 @@ class HostLinear final : public HostBackend {
     kernels().causal_conv(conv, threads());
   }
 
-  void run_gated_delta_net(const LayerTensors& layer, const float* mixed,
-                           const StateLayerView& state) {
-    kernels::GatedDeltaNetParams params;
+  // The parameters that kinds with q, k and v have in common.
+  template <typename Params>
+  Params qkv_params(const LayerTensors& layer, const float* mixed,
+                    const StateLayerView& state) const {
+    Params params;
     params.batch = state_batch_;
     params.qkv = mixed;
     params.log_decay = layer.linear.log_decay;
-    params.beta = layer.linear.beta;
     params.state = state.state;
     params.state_dtype = states()->spec().dtype;
     params.state_slot_stride = state.state_slot_stride;
@@ -77,9 +83,29 @@ class HostLinear final : public HostBackend {
     params.key_dim = spec().linear.key_dim;
     params.value_dim = spec().linear.value_dim;
     params.scale = softmax_scale(spec());
+    return params;
+  }
+
+  void run_gated_delta_net(const LayerTensors& layer, const float* mixed,
+                           const StateLayerView& state) {
+    auto params = qkv_params<kernels::GatedDeltaNetParams>(layer, mixed, state);
+    params.beta = layer.linear.beta;
     params.l2_normalise_qk = layer.linear.l2_normalise_qk;
     params.in_chunks = !spec().batch_invariant;
     kernels().gated_delta_net(params, threads());
+  }
+
+  void run_kda(const LayerTensors& layer, const float* mixed, const StateLayerView& state) {
+    auto params = qkv_params<kernels::KdaParams>(layer, mixed, state);
+    params.beta = layer.linear.beta;
+    params.l2_normalise_qk = layer.linear.l2_normalise_qk;
+    kernels().kda(params, threads());
+  }
+
+  void run_lightning(const LayerTensors& layer, const float* mixed, const StateLayerView& state) {
+    auto params = qkv_params<kernels::LightningParams>(layer, mixed, state);
+    params.in_chunks = !spec().batch_invariant;
+    kernels().lightning(params, threads());
   }
 
   void run_mamba2(const LayerTensors& layer, const float* mixed, const StateLayerView& state) {

@@ -186,7 +186,11 @@ void validate_linear_layer(const LayerTensors& layer, const AttentionSpec& spec,
   const LinearTensors& linear = layer.linear;
   check_argument(linear.mixed != nullptr, "linear.mixed is null");
   check_argument(linear.log_decay != nullptr, "linear.log_decay is null");
-  check_argument(linear.beta != nullptr, "linear.beta is null");
+  if (spec.kind == AttentionKind::lightning) {
+    refuse_given(linear.beta != nullptr, "linear.beta", spec);
+  } else {
+    check_argument(linear.beta != nullptr, "linear.beta is null");
+  }
   check_argument((linear.conv_weight != nullptr) == (spec.linear.conv_width > 0),
                  "linear.conv_weight is {}, but the spec's linear.conv_width is {}",
                  linear.conv_weight != nullptr ? "given" : "null", spec.linear.conv_width);
@@ -212,6 +216,9 @@ void validate_linear_layer(const LayerTensors& layer, const AttentionSpec& spec,
   refuse_mla(layer.mla, spec);
   refuse_given(bool{layer.lse}, "lse", spec);
   if (spec.kind != AttentionKind::mamba2) refuse_given(linear.skip != nullptr, "linear.skip", spec);
+  if (!has_delta_rule(spec.kind)) {
+    refuse_given(linear.l2_normalise_qk, "linear.l2_normalise_qk", spec);
+  }
 }
 
 void validate_layer(const LayerTensors& layer, const AttentionSpec& spec, const BatchView& batch,

@@ -9,6 +9,7 @@
 #include "attention/prefix_levels.h"
 #include "core/check.h"
 #include "core/check_device.h"
+#include "kernels/linear_attention.h"
 #include "kernels/mla_row.h"
 
 namespace fovea {
@@ -22,7 +23,7 @@ constexpr float kMaxScale = 1e6f;
 constexpr float kMinCap = 1e-6f, kMaxCap = 1e6f;
 
 void validate_enums(const AttentionSpec& spec) {
-  check_enum(spec.kind, AttentionKind::mamba2, "kind", "AttentionKind");
+  check_enum(spec.kind, AttentionKind::lightning, "kind", "AttentionKind");
   check_enum(spec.scope, AttentionScope::cross, "scope", "AttentionScope");
   check_enum(spec.mask, MaskKind::multi_item, "mask", "MaskKind");
   check_enum(spec.q_dtype, DType::u8, "q_dtype", "DType");
@@ -132,6 +133,9 @@ void validate_linear(const AttentionSpec& spec) {
   check_positive(linear.value_dim, "linear.value_dim");
   check_row_values(int64_t{std::max(linear.key_heads, linear.value_heads)} *
                    std::max(linear.key_dim, linear.value_dim));
+  check_argument(spec.kind != AttentionKind::kda || linear.key_dim <= kernels::kMaxKdaKeys,
+                 "linear.key_dim is {}, kind kda has at most {}", linear.key_dim,
+                 kernels::kMaxKdaKeys);
   check_argument(linear.value_heads % linear.key_heads == 0,
                  "linear.value_heads is {}, must be a multiple of linear.key_heads {}",
                  linear.value_heads, linear.key_heads);
@@ -152,6 +156,8 @@ void validate_kind(const AttentionSpec& spec) {
       return validate_mla(spec);
     case AttentionKind::gated_delta_net:
     case AttentionKind::mamba2:
+    case AttentionKind::kda:
+    case AttentionKind::lightning:
       return validate_linear(spec);
   }
 }

@@ -21,9 +21,6 @@ struct HeadRange {
   int32_t row_begin = 0, row_end = 0;
 };
 
-// The widest keys of KDA.
-inline constexpr int32_t kMaxKdaKeys = 8192;
-
 // Tokens of a chunk, and the widest keys of layers that are computed in chunks.
 inline constexpr int32_t kChunkTokens = 32;
 inline constexpr int32_t kMaxChunkKeys = 256;

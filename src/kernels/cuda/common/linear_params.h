@@ -59,8 +59,10 @@ struct CausalConvKernelParams {
 enum class StateType : int32_t { f32, bf16, f16 };
 
 // One step of a state S [rows, columns] of a head, with vectors `in` and `out` of the token:
-//   delta rule: S = decay S + strength (value - decay S in) in^T, result = scale * S out
-//   mamba2:     S = decay S + strength value in^T,                result = S out + skip * value
+//   delta:     S = decay S + strength (value - decay S in) in^T, result = scale * S out
+//   kda:       the same with a decay of each column
+//   mamba2:    S = decay S + strength value in^T,                result = S out + skip * value
+//   lightning: S = decay S + value in^T,                         result = scale * S out
 struct RecurrenceParams {
   LinearPlan plan;
   const float* mixed;  // [tokens, mixed_stride]: in, out and value of all heads
@@ -71,15 +73,15 @@ struct RecurrenceParams {
   int32_t key_group;  // heads that share `in` and `out`
   int32_t tiles;      // blocks that share the rows of a head
   int32_t rows, columns;
-  const float* log_decay;  // [tokens, heads]
-  const float* strength;   // [tokens, heads]
+  const float* log_decay;  // [tokens, heads]; kda: [tokens, heads, columns]; lightning: [heads]
+  const float* strength;   // [tokens, heads]; lightning: null
   const float* skip;       // mamba2: [heads] or null
   void* state;             // [slots, heads, rows, columns] of state_type
   int64_t state_slot_stride;
   float* result;  // [tokens, heads, rows]
   int64_t result_stride;
-  float scale;           // delta rule
-  int32_t l2_normalise;  // delta rule: `in` and `out` are divided by their norms
+  float scale;           // not mamba2
+  int32_t l2_normalise;  // delta and kda: `in` and `out` are divided by their norms
   StateType state_type;
   int32_t state_is_ready;  // the preceding kernel waited for all that wrote states and the plan
 };

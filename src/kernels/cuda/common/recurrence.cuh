@@ -9,7 +9,7 @@
 
 namespace fovea::kernels::cuda {
 
-enum Recurrence { delta, mamba2 };
+enum Recurrence { delta, mamba2, kda, lightning };
 
 // The division of a row among eight lanes: one load of a warp reads whole lines of four rows, and a
 // sum over a row takes three shuffles.
@@ -125,7 +125,22 @@ __device__ void sum_over_lanes(float (&values)[kCount]) {
   }
 }
 
-// The gates of a token and head, and the factors of its vectors.
+// A token's vectors in the columns of a lane.
+template <class Shape>
+struct TokenVectors {
+  LaneValues<Shape> in, out;
+  LaneValues<Shape> decays;  // KDA: logarithms until exponentiate()
+
+  __device__ void exponentiate() {
+    if constexpr (Shape::kKind == kda) {
+#pragma unroll
+      for (int i = 0; i < Shape::kValues; ++i) decays.at[i] = expf(decays.at[i]);
+    }
+  }
+};
+
+// The gates of a token and head, and the factors of its vectors. The decay of KDA is in its
+// vectors.
 struct alignas(16) TokenFactors {
   float decay, strength, in, out;
 };
@@ -134,13 +149,25 @@ struct alignas(16) TokenFactors {
 template <class Shape>
 struct RecurrenceStep {
   using Values = LaneValues<Shape>;
+  using Vectors = TokenVectors<Shape>;
   using Params = RecurrenceParams;
   static constexpr Recurrence kKind = Shape::kKind;
+  static constexpr bool kHasDeltaRule = kKind == delta || kKind == kda;
 
-  __device__ static TokenFactors factors_of(const Params& params, const Values& in,
-                                            const Values& out, float log_decay, float strength) {
+  // Returns the decays of KDA for gate `gate`, token * heads + head.
+  __device__ static const float* column_decays(const Params& params, int64_t gate) {
+    return params.log_decay + gate * params.columns;
+  }
+  // Returns the decay of other kinds.
+  __device__ static const float* log_decay_at(const Params& params, int64_t gate, int32_t head) {
+    return params.log_decay + (kKind == lightning ? head : gate);
+  }
+
+  __device__ static TokenFactors factors_of(const Params& params, const Vectors& vectors,
+                                            float log_decay, float strength) {
+    const auto& [in, out, decays] = vectors;
     TokenFactors factors = {expf(log_decay), strength, 1, params.scale};
-    if (kKind == delta && params.l2_normalise) {
+    if (kHasDeltaRule && params.l2_normalise) {
       float squares[2] = {in.partial_dot(in), out.partial_dot(out)};
       sum_over_lanes<Shape>(squares);
       factors.in = rsqrtf(squares[0] + 1e-6f);
@@ -149,10 +176,20 @@ struct RecurrenceStep {
     return factors;
   }
 
-  __device__ static void update(Values (&rows)[Shape::kRows], const Values& in,
+  __device__ static void update(Values (&rows)[Shape::kRows], const Vectors& vectors,
                                 const TokenFactors& factors, const float (&values)[Shape::kRows]) {
+    const Values& in = vectors.in;
     float recalled[Shape::kRows];
-    if constexpr (kKind == delta) {
+    if constexpr (kKind == kda) {
+#pragma unroll
+      for (int r = 0; r < Shape::kRows; ++r) {
+#pragma unroll
+        for (int i = 0; i < Shape::kValues; ++i) {
+          rows[r].at[i] = __fmul_rn(vectors.decays.at[i], rows[r].at[i]);
+        }
+      }
+    }
+    if constexpr (kHasDeltaRule) {
 #pragma unroll
       for (int r = 0; r < Shape::kRows; ++r) recalled[r] = rows[r].partial_dot(in);
       sum_over_lanes<Shape>(recalled);
@@ -160,13 +197,16 @@ struct RecurrenceStep {
 #pragma unroll
     for (int r = 0; r < Shape::kRows; ++r) {
       float change = factors.strength * values[r];
-      if constexpr (kKind == delta) {
-        const float lost = __fmul_rn(factors.decay * factors.in, recalled[r]);
+      if constexpr (kHasDeltaRule) {
+        const float kept = kKind == kda ? factors.in : factors.decay * factors.in;
+        const float lost = __fmul_rn(kept, recalled[r]);
         change = factors.strength * __fsub_rn(values[r], lost) * factors.in;
       }
 #pragma unroll
       for (int i = 0; i < Shape::kValues; ++i) {
-        rows[r].at[i] = __fmaf_rn(change, in.at[i], __fmul_rn(factors.decay, rows[r].at[i]));
+        const float old = rows[r].at[i];
+        const float decayed = kKind == kda ? old : __fmul_rn(factors.decay, old);
+        rows[r].at[i] = __fmaf_rn(change, in.at[i], decayed);
       }
     }
   }

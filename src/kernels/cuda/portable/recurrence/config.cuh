@@ -16,7 +16,8 @@ struct RecurrenceShape : RowLanes<kColumns> {
   static constexpr int kWarps = 4;
   static constexpr int kRows = kColumns > 128 ? 1 : 2;  // rows of a lane
   static constexpr int kBlockRows = kWarps * Lanes::kStep * kRows;
-  static constexpr int kTile = kColumns > 128 ? 8 : 16;  // tokens that are staged at a time
+  // Tokens that are staged at a time; those of KDA have decays, too.
+  static constexpr int kTile = (kColumns > 128 ? 8 : 16) / (kKind == kda ? 2 : 1);
   // As many registers as the values of a state and of a token take.
   static constexpr int kBlocksPerSm = kColumns > 128 ? 2 : 4;
 };

@@ -19,7 +19,7 @@ struct RecurrenceConfig {
   using Params = RecurrenceParams;
   using Place = StatePlace<Shape>;
   using State = StateRows<Shape>;
-  using Values = LaneValues<Shape>;
+  using Vectors = TokenVectors<Shape>;
   using Tile = TokenTile<Shape>;
   using Step = RecurrenceStep<Shape>;
   struct Staged {
@@ -50,19 +50,27 @@ struct RecurrenceConfig {
   __device__ static void run_token(const Params& params, const Place& place, int32_t token,
                                    State& state) {
     const TokenPlace<Shape> from(params, place, place.row, token);
-    Values in, out;
-    in.load(from.in + place.column, params.columns - place.column);
-    out.load(from.out + place.column, params.columns - place.column);
+    const int32_t columns = params.columns - place.column;
+    Vectors vectors;
+    vectors.in.load(from.in + place.column, columns);
+    vectors.out.load(from.out + place.column, columns);
+    float log_decay = 0, strength = 1;
+    if constexpr (Shape::kKind == kda) {
+      vectors.decays.load(Step::column_decays(params, from.gate) + place.column, columns);
+      vectors.exponentiate();
+    } else {
+      log_decay = *Step::log_decay_at(params, from.gate, place.head);
+    }
+    if constexpr (Shape::kKind != lightning) strength = params.strength[from.gate];
     float values[Shape::kRows], reads[Shape::kRows];
 #pragma unroll
     for (int r = 0; r < Shape::kRows; ++r) {
       values[r] = State::exists(params, place, r) ? from.values[r * Shape::kStep] : 0.0f;
     }
-    const TokenFactors factors =
-        Step::factors_of(params, in, out, params.log_decay[from.gate], params.strength[from.gate]);
-    Step::update(state.rows, in, factors, values);
+    const TokenFactors factors = Step::factors_of(params, vectors, log_decay, strength);
+    Step::update(state.rows, vectors, factors, values);
 #pragma unroll
-    for (int r = 0; r < Shape::kRows; ++r) reads[r] = state.rows[r].partial_dot(out);
+    for (int r = 0; r < Shape::kRows; ++r) reads[r] = state.rows[r].partial_dot(vectors.out);
     sum_over_lanes<Shape>(reads);
     if (place.column == 0) {
 #pragma unroll
@@ -88,15 +96,14 @@ struct RecurrenceConfig {
       for (int i = 0; i < kGroup; ++i) {
         const int32_t t = begin + i;
         if (t >= count) continue;
-        Values in, out;
-        in.load(tile.in[t] + place.column, Tile::kWidth);
-        out.load(tile.out[t] + place.column, Tile::kWidth);
+        Vectors vectors;
+        tile.load(t, place.column, vectors);
         float values[Shape::kRows];
 #pragma unroll
         for (int r = 0; r < Shape::kRows; ++r) values[r] = tile.values[t][row + r * Shape::kStep];
-        Step::update(state.rows, in, staged.factors[t], values);
+        Step::update(state.rows, vectors, staged.factors[t], values);
 #pragma unroll
-        for (int r = 0; r < Shape::kRows; ++r) parts[r][i] = state.rows[r].partial_dot(out);
+        for (int r = 0; r < Shape::kRows; ++r) parts[r][i] = state.rows[r].partial_dot(vectors.out);
         finish_token(params, place, first + t, state);
       }
       const int32_t own = begin + place.column / 4;
@@ -126,17 +133,13 @@ struct RecurrenceConfig {
       commit_copies();
       wait_copies<1>();
       __syncthreads();
-      const Tile& tile = tiles[at];
       // Eight lanes find the factors of a token.
       const auto own = static_cast<int32_t>(threadIdx.x) / Shape::kRowLanes % Shape::kTile;
-      Values in, out;
-      in.load(tile.in[own] + place.column, Tile::kWidth);
-      out.load(tile.out[own] + place.column, Tile::kWidth);
-      const TokenFactors found =
-          Step::factors_of(params, in, out, tile.log_decay[own], tile.strength[own]);
+      const TokenFactors found = tiles[at].prepare(params, own, place.column);
       if (place.column == 0) factors[own] = found;
       __syncthreads();
-      run_tile(params, place, {&tile, factors}, first, min(Shape::kTile, span.end - first), state);
+      run_tile(params, place, {&tiles[at], factors}, first, min(Shape::kTile, span.end - first),
+               state);
       __syncthreads();
     }
   }

@@ -11,7 +11,8 @@
 namespace fovea::kernels::cuda {
 
 const char* recurrence_name(RecurrenceKind kind) {
-  return kind == RecurrenceKind::delta ? "delta" : "mamba2";
+  constexpr const char* kNames[] = {"delta", "mamba2", "kda", "lightning"};
+  return kNames[static_cast<size_t>(kind)];
 }
 
 std::vector<gpu::KernelVariant> recurrence_variants(RecurrenceKind kind, int32_t columns, int sm) {

@@ -145,12 +145,16 @@ struct TokenPlace {
 // Tokens in shared memory.
 template <class Shape>
 struct TokenTile {
+  using Step = RecurrenceStep<Shape>;
   static constexpr int kWidth = Shape::kRowLanes * Shape::kValues;       // columns with padding
   static_assert(Shape::kTile * Shape::kRowLanes <= 32 * Shape::kWarps);  // lanes for the factors
+
+  static constexpr bool kHasDecays = Shape::kKind == kda;  // for each column
 
   float in[Shape::kTile][kWidth], out[Shape::kTile][kWidth];
   float values[Shape::kTile][Shape::kBlockRows];
   float log_decay[Shape::kTile], strength[Shape::kTile];
+  alignas(16) float decays[kHasDecays ? Shape::kTile : 1][kHasDecays ? kWidth : 1];
 
   // Starts the copies of up to kTile tokens from `first` on; columns and rows that do not exist
   // become 0.
@@ -168,6 +172,10 @@ struct TokenTile {
       const int bytes = live ? 16 : 0;
       copy_async(&in[i / kFours][column], from.in + (live ? column : 0), bytes);
       copy_async(&out[i / kFours][column], from.out + (live ? column : 0), bytes);
+      if constexpr (kHasDecays) {
+        const float* const decays_of = Step::column_decays(params, from.gate);
+        copy_async(&decays[i / kFours][column], decays_of + (live ? column : 0), bytes);
+      }
     }
     for (int32_t i = thread; i < count * Shape::kBlockRows; i += kThreads) {
       const TokenPlace<Shape> from(params, place, first_row, first + i / Shape::kBlockRows);
@@ -178,9 +186,34 @@ struct TokenTile {
     }
     if (thread < count) {
       const TokenPlace<Shape> from(params, place, first_row, first + thread);
-      copy_word_async(&log_decay[thread], params.log_decay + from.gate, 4);
-      copy_word_async(&strength[thread], params.strength + from.gate, 4);
+      if constexpr (!kHasDecays) {
+        copy_word_async(&log_decay[thread], Step::log_decay_at(params, from.gate, place.head), 4);
+      }
+      if constexpr (Shape::kKind != lightning) {
+        copy_word_async(&strength[thread], params.strength + from.gate, 4);
+      }
     }
+  }
+
+  // Reads the vectors of token t from the lane's first column on.
+  __device__ void load(int32_t t, int32_t column, TokenVectors<Shape>& vectors) const {
+    vectors.in.load(in[t] + column);
+    vectors.out.load(out[t] + column);
+    if constexpr (kHasDecays) vectors.decays.load(decays[t] + column);
+  }
+  // Returns the factors of token t, and replaces its log decays by decays. Eight lanes call this
+  // with the same t.
+  __device__ TokenFactors prepare(const RecurrenceParams& params, int32_t t, int32_t column) {
+    TokenVectors<Shape> vectors;
+    load(t, column, vectors);
+    if constexpr (kHasDecays) {
+      vectors.exponentiate();
+      if (static_cast<int32_t>(threadIdx.x) / Shape::kRowLanes == t) {
+        vectors.decays.template store_as<f32>(decays[t] + column);
+      }
+    }
+    return Step::factors_of(params, vectors, kHasDecays ? 0.0f : log_decay[t],
+                            Shape::kKind == lightning ? 1.0f : strength[t]);
   }
 };
 

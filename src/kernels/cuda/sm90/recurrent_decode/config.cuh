@@ -39,6 +39,7 @@ struct alignas(128) TileStage {
   unsigned char state[Shape::kTileBytes];
   // Vectors of the request's first token.
   float in[Shape::kColumns], out[Shape::kColumns];
+  alignas(16) float log_decays[Shape::kKind == kda ? Shape::kColumns : 4];  // KDA
   TransactionBarrier full;
   StateTile tile;
 };

@@ -20,6 +20,7 @@ struct RecurrentDecode {
   using Stage = TileStage<Shape>;
   using Values = LaneValues<Shape>;
   using Step = RecurrenceStep<Shape>;
+  using Vectors = TokenVectors<Shape>;
   using Rows = Values[Shape::kRows];
   static constexpr int kBlocksPerSm = Shape::kBlocksPerSm;
   static constexpr KernelTraits kTraits = {Shape::kWarps * 32, sizeof(DecodeMemory<Shape>),
@@ -32,15 +33,6 @@ struct RecurrentDecode {
   struct TokenScalars {
     float log_decay, strength;
     float values[Shape::kRows];
-  };
-
-  struct TokenVectors {
-    Values in, out;
-
-    __device__ void load(const float* from_in, const float* from_out) {
-      in.load(from_in + lane_column());
-      out.load(from_out + lane_column());
-    }
   };
 
   __device__ static int lane_row() { return static_cast<int>(threadIdx.x % 32) / Shape::kRowLanes; }
@@ -67,7 +59,8 @@ struct RecurrentDecode {
     if (threadIdx.x % 32 != 0) return;
     stage.tile = tile;
     const bool has_state = tile.runs() && !tile.span.from_zero;
-    constexpr int kVectorBytes = sizeof(stage.in) + sizeof(stage.out);
+    constexpr int kVectorBytes =
+        sizeof(stage.in) + sizeof(stage.out) + (Shape::kKind == kda ? sizeof(stage.log_decays) : 0);
     stage.full.arrive_expecting((has_state ? Shape::kTileBytes : 0) +
                                 (tile.runs() ? kVectorBytes : 0));
     if (!has_state) return;
@@ -79,20 +72,40 @@ struct RecurrentDecode {
     const float* const vectors = vectors_at(params, tile, tile.span.begin);
     load_bytes(stage.in, vectors + params.in_at, sizeof(stage.in), stage.full);
     load_bytes(stage.out, vectors + params.out_at, sizeof(stage.out), stage.full);
+    if constexpr (Shape::kKind == kda) {
+      load_bytes(stage.log_decays,
+                 Step::column_decays(params, gate_of(params, tile, tile.span.begin)),
+                 sizeof(stage.log_decays), stage.full);
+    }
   }
 
+  __device__ static int64_t gate_of(const Params& params, const StateTile& tile, int32_t token) {
+    return static_cast<int64_t>(token) * params.heads + tile.head;
+  }
   __device__ static TokenScalars load_scalars(const Params& params, const StateTile& tile,
                                               int32_t token) {
-    TokenScalars scalars = {};
+    TokenScalars scalars = {.strength = 1};
     if (!tile.runs()) return scalars;
-    const int64_t gate = static_cast<int64_t>(token) * params.heads + tile.head;
-    scalars.log_decay = params.log_decay[gate];
-    scalars.strength = params.strength[gate];
+    const int64_t gate = gate_of(params, tile, token);
+    if constexpr (Shape::kKind != kda) {
+      scalars.log_decay = *Step::log_decay_at(params, gate, tile.head);
+    }
+    if constexpr (Shape::kKind != lightning) scalars.strength = params.strength[gate];
     const float* const values = params.mixed + token * params.mixed_stride + params.values_at +
                                 tile.head * params.rows + tile.row + lane_row();
 #pragma unroll
     for (int r = 0; r < Shape::kRows; ++r) scalars.values[r] = values[r * Shape::kStep];
     return scalars;
+  }
+
+  __device__ static void load_vectors(Vectors& vectors, const float* in, const float* out,
+                                      const float* log_decays) {
+    vectors.in.load(in + lane_column());
+    vectors.out.load(out + lane_column());
+    if constexpr (Shape::kKind == kda) {
+      vectors.decays.load(log_decays + lane_column());
+      vectors.exponentiate();
+    }
   }
 
   // Calls body(row, index of its first value in the tile).
@@ -129,15 +142,14 @@ struct RecurrentDecode {
   }
 
   __device__ static void run_token(const Params& params, const StateTile& tile, int32_t token,
-                                   const TokenVectors& vectors, const TokenScalars& scalars,
+                                   const Vectors& vectors, const TokenScalars& scalars,
                                    Rows& rows) {
-    const auto& [in, out] = vectors;
     const TokenFactors factors =
-        Step::factors_of(params, in, out, scalars.log_decay, scalars.strength);
-    Step::update(rows, in, factors, scalars.values);
+        Step::factors_of(params, vectors, scalars.log_decay, scalars.strength);
+    Step::update(rows, vectors, factors, scalars.values);
     float reads[Shape::kRows];
 #pragma unroll
-    for (int r = 0; r < Shape::kRows; ++r) reads[r] = rows[r].partial_dot(out);
+    for (int r = 0; r < Shape::kRows; ++r) reads[r] = rows[r].partial_dot(vectors.out);
     sum_over_lanes<Shape>(reads);
 #pragma unroll
     for (int r = 0; r < Shape::kRows; ++r) {
@@ -161,13 +173,14 @@ struct RecurrentDecode {
     } else {
       load_rows(rows, stage.state);
     }
-    TokenVectors vectors;
-    vectors.load(stage.in, stage.out);
+    Vectors vectors;
+    load_vectors(vectors, stage.in, stage.out, stage.log_decays);
     run_token(params, tile, tile.span.begin, vectors, first, rows);
 #pragma unroll 1
     for (int32_t token = tile.span.begin + 1; token < tile.span.end; ++token) {
       const float* const from = vectors_at(params, tile, token);
-      vectors.load(from + params.in_at, from + params.out_at);
+      load_vectors(vectors, from + params.in_at, from + params.out_at,
+                   Step::column_decays(params, gate_of(params, tile, token)));
       run_token(params, tile, token, vectors, load_scalars(params, tile, token), rows);
     }
     store_rows(rows, stage.state);
