@@ -172,10 +172,10 @@ VerifyLimits verify_limits(DType kv_dtype) {
 
 std::vector<VerifyRow> verify_model(const VerifyOptions& options) {
   // A missing device or an unknown model is an error, not a refusal by a backend.
-  const DeviceInfo device = find_device(options.engine.device);
+  (void)find_device(options.engine.device);
   const std::string& folder = options.engine.model_path;
   check_argument(!folder.empty(), "model_path is empty");
-  find_model(read_config(folder), folder, device.kind);
+  find_model(read_config(folder), folder);
   const Reference reference = read_reference(folder);
   std::vector<std::string> backends = options.backends;
   if (backends.empty()) {

@@ -20,13 +20,20 @@ struct HeadView {
   int64_t head_stride = 0;
 };
 
-// y = x / sqrt(mean(x^2) + epsilon) * weight (RMSNorm, arXiv:1910.07467), over dim, then times
-// silu(gate) if a gate is given. With gates_first, x is multiplied by silu(gate) before that.
+// The function of a gate around a norm.
+enum class NormGate : uint8_t {
+  silu,         // norm(x) * silu(gate)
+  sigmoid,      // norm(x) * sigmoid(gate)
+  silu_before,  // norm(x * silu(gate))
+};
+
+// y = x / sqrt(mean(x^2) + epsilon) * weight (RMSNorm, arXiv:1910.07467), over dim, with a gate if
+// one is given.
 struct RmsNormParams {
   HeadView x;
   HeadView out;   // may be x
   HeadView gate;  // data null: none; must not be out
-  bool gates_first = false;
+  NormGate gate_function = NormGate::silu;
   const float* weight = nullptr;   // [dim]; null: no weight (l2 norm)
   int64_t weight_head_stride = 0;  // elements between the weights of heads; 0: all have the same
   bool weight_plus_one = false;    // times (1 + weight), as Gemma stores it
@@ -188,6 +195,18 @@ struct Mamba2InputsParams {
   int32_t values = 0, conv_dim = 0, heads = 0;
 };
 void mamba2_inputs(const Mamba2InputsParams& params, ThreadPool& threads);
+
+// The gates of a KDA layer from its projections, in place: log_decay becomes -exp(a_log)
+// softplus(log_decay + dt_bias), beta becomes sigmoid(beta).
+struct KdaGatesParams {
+  const float* a_log = nullptr;    // [heads]
+  const float* dt_bias = nullptr;  // [heads, key_dim]
+  float* log_decay = nullptr;      // [rows, heads, key_dim]
+  float* beta = nullptr;           // [rows, heads]
+  int64_t rows = 0;
+  int32_t heads = 0, key_dim = 0;
+};
+void kda_gates(const KdaGatesParams& params, ThreadPool& threads);
 
 // Both work on `count` dense elements.
 void add(float* x, const float* y, float factor, int64_t count,

@@ -116,11 +116,9 @@ class CountingDevice final : public ModelDevice {
   void gated_activation(const MlpParts&, Rows, Rows, int64_t) override { refuse(); }
   void sigmoid_gate(HeadRows, HeadRows, int64_t, int32_t, int32_t, int32_t) override { refuse(); }
   void delta_inputs(const kernels::DeltaInputsParams&) override { refuse(); }
-  void gated_norm(const Norm&, HeadRows, HeadRows, HeadRows, int64_t, int32_t) override {
-    refuse();
-  }
   void mamba2_inputs(const kernels::Mamba2InputsParams&) override { refuse(); }
-  void norm_of_gated(const Norm&, HeadRows, HeadRows, HeadRows, int64_t, int32_t) override {
+  void kda_gates(const kernels::KdaGatesParams&) override { refuse(); }
+  void gated_norm(const GatedNorm&, HeadRows, HeadRows, HeadRows, int64_t, int32_t) override {
     refuse();
   }
   void moe_routing(const kernels::MoeRoutingParams&) override { refuse(); }

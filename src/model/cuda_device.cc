@@ -105,13 +105,17 @@ class CudaDevice final : public ModelDevice {
   }
   void sigmoid_gate(HeadRows x, HeadRows gate, int64_t rows, int32_t heads, int32_t dim,
                     int32_t gate_dim) override;
-  void delta_inputs(const kernels::DeltaInputsParams& params) override;
-  void gated_norm(const Norm& norm, HeadRows x, HeadRows gate, HeadRows out, int64_t rows,
-                  int32_t heads) override;
-  void mamba2_inputs(const kernels::Mamba2InputsParams&) override { refuse_mamba2(); }
-  void norm_of_gated(const Norm&, HeadRows, HeadRows, HeadRows, int64_t, int32_t) override {
-    refuse_mamba2();
+  void delta_inputs(const kernels::DeltaInputsParams& params) override {
+    kernels_.ops.delta_inputs(to_kernel(params), stream());
   }
+  void mamba2_inputs(const kernels::Mamba2InputsParams& params) override {
+    kernels_.ops.mamba2_inputs(to_kernel(params), stream());
+  }
+  void kda_gates(const kernels::KdaGatesParams& params) override {
+    kernels_.ops.kda_gates(to_kernel(params), stream());
+  }
+  void gated_norm(const GatedNorm& norm, HeadRows x, HeadRows gate, HeadRows out, int64_t rows,
+                  int32_t heads) override;
   void moe_routing(const kernels::MoeRoutingParams& params) override;
   void embedding(const kernels::EmbeddingParams& params) override;
   void copy_rows(Rows from, Rows to, int64_t rows, int64_t width) override;
@@ -136,9 +140,6 @@ class CudaDevice final : public ModelDevice {
   }
 
  private:
-  [[noreturn]] static void refuse_mamba2() {
-    fail(ErrorCode::unsupported, "Mamba2 layers of models run on the CPU only");
-  }
   bool shares_model() const { return ranks_.communicator != nullptr; }
   // Sums the branch of a step over the ranks. Returns true if that was the whole step.
   bool sum_branch(const ResidualStep& step, const cuda::ResidualParams& params);
@@ -295,27 +296,9 @@ void CudaDevice::sigmoid_gate(HeadRows x, HeadRows gate, int64_t rows, int32_t h
   kernels_.ops.sigmoid_gate(params, stream());
 }
 
-void CudaDevice::delta_inputs(const kernels::DeltaInputsParams& inputs) {
-  const cuda::DeltaInputsKernelParams params{
-      .qkvz = inputs.qkvz,
-      .ba = inputs.ba,
-      .a_log = inputs.a_log,
-      .dt_bias = inputs.dt_bias,
-      .mixed = inputs.mixed,
-      .z = inputs.z,
-      .log_decay = inputs.log_decay,
-      .beta = inputs.beta,
-      .rows = static_cast<int32_t>(inputs.rows),
-      .key_heads = inputs.key_heads,
-      .value_heads = inputs.value_heads,
-      .key_dim = inputs.key_dim,
-      .value_dim = inputs.value_dim,
-  };
-  kernels_.ops.delta_inputs(params, stream());
-}
-
-void CudaDevice::gated_norm(const Norm& norm, HeadRows x, HeadRows gate, HeadRows out, int64_t rows,
-                            int32_t heads) {
+void CudaDevice::gated_norm(const GatedNorm& norm, HeadRows x, HeadRows gate, HeadRows out,
+                            int64_t rows, int32_t heads) {
+  const int32_t dim = norm.dim(heads);
   const cuda::GatedNormParams params{
       .x = static_cast<const float*>(x.data),
       .gate = static_cast<const float*>(gate.data),
@@ -326,10 +309,12 @@ void CudaDevice::gated_norm(const Norm& norm, HeadRows x, HeadRows gate, HeadRow
       .gate_head_stride = gate.head_stride,
       .out_row_stride = out.token_stride,
       .out_head_stride = out.head_stride,
-      .norm = weights_of(norm),
+      .norm = weights_of(norm.norm),
+      .weight_head_stride = norm.has_weights_of_heads() ? dim : 0,
+      .gate_function = static_cast<cuda::GateFunction>(norm.gate),
       .rows = static_cast<int32_t>(rows),
       .heads = heads,
-      .dim = norm.dim(),
+      .dim = dim,
   };
   kernels_.ops.gated_norm(params, stream());
 }

@@ -39,6 +39,11 @@ bool has_steps(const HeadSteps& steps);
 kernels::cuda::HeadsParams heads_params(const HeadSet& set, int64_t rows, int32_t dim,
                                         const int32_t* positions);
 
+// Describe the inputs of linear layers to their kernels.
+kernels::cuda::DeltaInputsKernelParams to_kernel(const kernels::DeltaInputsParams& params);
+kernels::cuda::Mamba2InputsKernelParams to_kernel(const kernels::Mamba2InputsParams& params);
+kernels::cuda::KdaGatesKernelParams to_kernel(const kernels::KdaGatesParams& params);
+
 // Enqueues out[r, i] = activation(gate) * up, see ModelDevice::gated_activation.
 void launch_gated_activation(const kernels::cuda::LayerOps& ops, const MlpParts& parts, Rows in,
                              Rows out, int64_t rows, Stream stream);

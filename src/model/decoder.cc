@@ -11,6 +11,14 @@
 namespace fovea {
 namespace {
 
+StateCacheSpec state_of(const LinearSpec& linear) {
+  return {.conv_dim = linear.conv_dim(),
+          .conv_width = linear.conv_width,
+          .heads = linear.value_heads,
+          .rows = linear.value_dim,
+          .columns = linear.key_dim};
+}
+
 // Number of rows of a feed-forward block that are computed at once. This bounds the scratch between
 // its matrices, which is several times as wide as the residual stream. With this many rows, reading
 // the weights takes only a small part of the time.
@@ -373,15 +381,15 @@ std::unique_ptr<Model> make_decoder(DecoderParts parts) {
   return std::make_unique<DecoderModel>(std::move(parts));
 }
 
-LayerSlot join_group(ModelInfo& info, int32_t layer, const AttentionSpec& spec,
-                     const StateCacheSpec& state) {
+LayerSlot join_group(ModelInfo& info, int32_t layer, const AttentionSpec& spec) {
   auto group = std::find_if(info.groups.begin(), info.groups.end(),
                             [&](const LayerGroup& g) { return g.spec == spec; });
   if (group == info.groups.end()) {
-    group = info.groups.insert(group, LayerGroup{spec, {}, state});
+    group = info.groups.insert(group, LayerGroup{spec, {}, {}});
+    if (is_linear(spec.kind)) group->state = state_of(spec.linear);
   }
   group->layers.push_back(layer);
-  group->state.layers = state.heads > 0 ? static_cast<int32_t>(group->layers.size()) : 0;
+  if (is_linear(spec.kind)) group->state.layers = static_cast<int32_t>(group->layers.size());
   return {static_cast<int32_t>(group - info.groups.begin()),
           static_cast<int32_t>(group->layers.size()) - 1};
 }

@@ -51,8 +51,8 @@ struct DecoderParts {
 
 std::unique_ptr<Model> make_decoder(DecoderParts parts);
 
-// Adds model layer `layer` to the group with an equal spec, or to a new group.
-LayerSlot join_group(ModelInfo& info, int32_t layer, const AttentionSpec& spec,
-                     const StateCacheSpec& state = {});
+// Adds model layer `layer` to the group with an equal spec, or to a new group, which describes its
+// states if the kind is linear.
+LayerSlot join_group(ModelInfo& info, int32_t layer, const AttentionSpec& spec);
 
 }  // namespace fovea

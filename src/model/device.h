@@ -61,6 +61,18 @@ struct Rotary {
   explicit operator bool() const { return table != nullptr; }
 };
 
+// A norm of heads with a gate. With silu_before, the weights are those of all heads, one after
+// another.
+struct GatedNorm {
+  Norm norm;
+  kernels::NormGate gate = kernels::NormGate::silu;
+
+  bool has_weights_of_heads() const { return gate == kernels::NormGate::silu_before; }
+  int32_t dim(int32_t heads) const {
+    return has_weights_of_heads() ? norm.dim() / heads : norm.dim();
+  }
+};
+
 // Steps applied in place to the heads of q or k between projection and attention, in this order.
 struct HeadSteps {
   Norm norm;                        // normalises each head
@@ -254,15 +266,11 @@ class ModelDevice {
   virtual void sigmoid_gate(HeadRows x, HeadRows gate, int64_t rows, int32_t heads, int32_t dim,
                             int32_t gate_dim) = 0;
   virtual void delta_inputs(const kernels::DeltaInputsParams& params) = 0;
-  // Computes out[r, h, i] = norm(x[r, h])[i] * silu(gate[r, h, i]) from f32. `out` may be x if it
-  // is f32, too.
-  virtual void gated_norm(const Norm& norm, HeadRows x, HeadRows gate, HeadRows out, int64_t rows,
-                          int32_t heads) = 0;
   virtual void mamba2_inputs(const kernels::Mamba2InputsParams& params) = 0;
-  // Computes out[r, h, i] = norm_h(x[r, h] * silu(gate[r, h]))[i] from f32, where the weights of
-  // the norm are those of all heads, one after another. `out` may be x if it is f32, too.
-  virtual void norm_of_gated(const Norm& norm, HeadRows x, HeadRows gate, HeadRows out,
-                             int64_t rows, int32_t heads) = 0;
+  virtual void kda_gates(const kernels::KdaGatesParams& params) = 0;
+  // Norms x [rows, heads, dim] with the gate, from f32. `out` may be x if it is f32, too.
+  virtual void gated_norm(const GatedNorm& norm, HeadRows x, HeadRows gate, HeadRows out,
+                          int64_t rows, int32_t heads) = 0;
   virtual void moe_routing(const kernels::MoeRoutingParams& params) = 0;
   virtual void embedding(const kernels::EmbeddingParams& params) = 0;
   virtual void gather_rows(const kernels::ExpertRowsParams& params) = 0;  // requires a null weight

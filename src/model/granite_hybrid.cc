@@ -71,8 +71,8 @@ class Mamba2 : public Block {
     const int32_t groups = linear.key_heads, width = parts_.values() / groups;
     const Rows result{scratch.out, parts_.values(), DType::f32};
     const Rows gate{scratch.z, parts_.values(), DType::f32};
-    device.norm_of_gated(parts_.norm, as_heads(result, width), as_heads(gate, width),
-                         as_heads(scratch.normed, width), pass.rows, groups);
+    device.gated_norm({parts_.norm, kernels::NormGate::silu_before}, as_heads(result, width),
+                      as_heads(gate, width), as_heads(scratch.normed, width), pass.rows, groups);
     device.linear(parts_.out, scratch.normed, out, pass.rows);
   }
 
@@ -125,16 +125,6 @@ AttentionSpec read_mamba2_spec(const JsonObject& config) {
                                               spec.linear.value_dim));
   }
   return spec;
-}
-
-StateCacheSpec mamba2_state(const AttentionSpec& spec) {
-  StateCacheSpec state;
-  state.conv_dim = spec.linear.conv_dim();
-  state.conv_width = spec.linear.conv_width;
-  state.heads = spec.linear.value_heads;
-  state.rows = spec.linear.value_dim;
-  state.columns = spec.linear.key_dim;
-  return state;
 }
 
 // Reads `time_step_limit`, a pair of bounds; without it there are none.
@@ -228,7 +218,7 @@ std::unique_ptr<Model> load_granite_hybrid(const JsonObject& config, Checkpoint 
     DecoderLayer& layer = parts.layers.emplace_back();
     layer.mixer_norm = read_norm(config, weights, "input_layernorm", hidden);
     if (type == kMamba || type == kLinear) {
-      const LayerSlot slot = join_group(parts.info, i, mamba2, mamba2_state(mamba2));
+      const LayerSlot slot = join_group(parts.info, i, mamba2);
       layer.mixer = read_mamba2(config, weights["mamba"], mamba2, slot);
     } else {
       SelfAttentionParts attention = read_self_attention(config, weights["self_attn"], full);

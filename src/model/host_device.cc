@@ -210,24 +210,20 @@ class HostDevice final : public ModelDevice {
   void delta_inputs(const kernels::DeltaInputsParams& params) override {
     kernels::delta_inputs(params, threads_);
   }
-  void gated_norm(const Norm& norm, HeadRows x, HeadRows gate, HeadRows out, int64_t rows,
+  void gated_norm(const GatedNorm& norm, HeadRows x, HeadRows gate, HeadRows out, int64_t rows,
                   int32_t heads) override {
-    kernels::RmsNormParams params = norm_params(norm, view_of(x), view_of(out), rows, heads);
+    kernels::RmsNormParams params = norm_params(norm.norm, view_of(x), view_of(out), rows, heads);
     params.gate = view_of(gate);
+    params.gate_function = norm.gate;
+    params.dim = norm.dim(heads);
+    if (norm.has_weights_of_heads()) params.weight_head_stride = params.dim;
     kernels::rms_norm(params, threads_);
   }
-
+  void kda_gates(const kernels::KdaGatesParams& params) override {
+    kernels::kda_gates(params, threads_);
+  }
   void mamba2_inputs(const kernels::Mamba2InputsParams& params) override {
     kernels::mamba2_inputs(params, threads_);
-  }
-  void norm_of_gated(const Norm& norm, HeadRows x, HeadRows gate, HeadRows out, int64_t rows,
-                     int32_t heads) override {
-    kernels::RmsNormParams params = norm_params(norm, view_of(x), view_of(out), rows, heads);
-    params.gate = view_of(gate);
-    params.gates_first = true;
-    params.dim = norm.dim() / heads;
-    params.weight_head_stride = params.dim;
-    kernels::rms_norm(params, threads_);
   }
 
   void moe_routing(const kernels::MoeRoutingParams& params) override {

@@ -116,7 +116,6 @@ struct ModelEntry {
   std::string_view architecture;
   std::unique_ptr<Model> (*load)(const JsonObject& config, Checkpoint checkpoint,
                                  std::shared_ptr<ModelDevice> device);
-  std::string_view not_on_gpus = {};  // reason; empty if it runs on GPUs
 };
 
 // Returns the list in models.cc.
@@ -126,7 +125,7 @@ JsonObject read_config(
     const std::string& path);  // `path` is the file, or a folder with config.json
 
 // Returns the entry of the first architecture that `config` names. Throws as load_model() does.
-const ModelEntry& find_model(const JsonObject& config, const std::string& path, DeviceKind device);
+const ModelEntry& find_model(const JsonObject& config, const std::string& path);
 
 // Seed of generated weights, see RandomWeights. `threads` must outlive the model.
 struct RandomSource {

@@ -28,8 +28,7 @@ std::span<const ModelEntry> models() {
       ModelEntry{"Glm4ForCausalLM", load_plain<kGlm4>},
       ModelEntry{"SmolLM3ForCausalLM", load_plain<kSmolLm3>},
       ModelEntry{"GraniteForCausalLM", load_plain<kGranite>},
-      ModelEntry{"GraniteMoeHybridForCausalLM", load_granite_hybrid,
-                 "its Mamba2 layers take their inputs on the CPU only"},
+      ModelEntry{"GraniteMoeHybridForCausalLM", load_granite_hybrid},
       ModelEntry{"GptOssForCausalLM", load_gpt_oss},
       ModelEntry{"DeepseekV2ForCausalLM", load_deepseek_v2},
       ModelEntry{"DeepseekV3ForCausalLM", load_deepseek_v3},
@@ -67,14 +66,10 @@ JsonObject read_config(const std::string& path) {
   return JsonObject::open((std::filesystem::path(path) / "config.json").string());
 }
 
-const ModelEntry& find_model(const JsonObject& config, const std::string& path, DeviceKind device) {
+const ModelEntry& find_model(const JsonObject& config, const std::string& path) {
   const std::vector<std::string> names = config.texts("architectures");
   for (const ModelEntry& entry : models()) {
     if (names.empty() || names[0] != entry.architecture) continue;
-    if (device == DeviceKind::cuda && !entry.not_on_gpus.empty()) {
-      fail(ErrorCode::unsupported, "{}: {} runs on the CPU only: {}", printable(path),
-           entry.architecture, entry.not_on_gpus);
-    }
     return entry;
   }
   std::string known;
@@ -95,7 +90,7 @@ std::unique_ptr<Model> load_model(const std::string& path, std::shared_ptr<Model
          printable(path));
   }
   const JsonObject config = read_config(path);
-  const ModelEntry& entry = find_model(config, path, device->kind());
+  const ModelEntry& entry = find_model(config, path);
   if (!random) return entry.load(config, Checkpoint::open(path), std::move(device));
   // Other files next to a config need not belong to it.
   const std::string folder = is_config(path) ? "" : path;

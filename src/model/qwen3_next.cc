@@ -69,9 +69,10 @@ class GatedDeltaNet : public Block {
 
     const Rows result{scratch.out, parts_.value_width(), DType::f32};
     const Rows gate{scratch.z, parts_.value_width(), DType::f32};
-    device.gated_norm(
-        parts_.norm, as_heads(result, spec.linear.value_dim), as_heads(gate, spec.linear.value_dim),
-        as_heads(scratch.normed, spec.linear.value_dim), pass.rows, spec.linear.value_heads);
+    device.gated_norm({parts_.norm}, as_heads(result, spec.linear.value_dim),
+                      as_heads(gate, spec.linear.value_dim),
+                      as_heads(scratch.normed, spec.linear.value_dim), pass.rows,
+                      spec.linear.value_heads);
     device.linear(parts_.out, scratch.normed, out, pass.rows);
   }
 
@@ -110,16 +111,6 @@ AttentionSpec read_delta_net_spec(const JsonObject& config) {
                   fmt::format("a multiple of linear_num_key_heads, {}", spec.linear.key_heads));
   }
   return spec;
-}
-
-StateCacheSpec delta_net_state(const AttentionSpec& spec) {
-  StateCacheSpec state;
-  state.conv_dim = spec.linear.conv_dim();
-  state.conv_width = spec.linear.conv_width;
-  state.heads = spec.linear.value_heads;
-  state.rows = spec.linear.value_dim;
-  state.columns = spec.linear.key_dim;
-  return state;
 }
 
 // Returns the rank's channels of the convolution, [q, k and v channels, taps], of all of which
@@ -239,7 +230,7 @@ std::unique_ptr<Model> load_qwen3_next(const JsonObject& config, Checkpoint chec
     layer.mixer_norm = read_norm(config, weights, "input_layernorm", hidden, true);
     if (types[static_cast<size_t>(i)] == kLinear) {
       const AttentionSpec own = shard_spec(linear, *parts.device);
-      const LayerSlot slot = join_group(parts.info, i, own, delta_net_state(own));
+      const LayerSlot slot = join_group(parts.info, i, own);
       layer.mixer = read_delta_net(config, weights["linear_attn"], linear, slot);
     } else {
       const LayerSlot slot = join_group(parts.info, i, shard_spec(full, *parts.device));

@@ -183,45 +183,6 @@ TEST_F(ModelDevices, ActivateAndGateAlike) {
   }
 }
 
-// Two key heads with three value heads each.
-TEST_F(ModelDevices, DeltaNetsPrepareInputsAlike) {
-  constexpr int32_t kRows = 29, kKeyHeads = 2, kValueHeads = 6, kKeyDim = 20, kValueDim = 12;
-  constexpr int32_t kKeys = kKeyHeads * kKeyDim, kValues = kValueHeads * kValueDim;
-  const std::vector<float> qkvz = random(size_t{kRows} * 2 * (kKeys + kValues));
-  const std::vector<float> ba = random(size_t{kRows} * 2 * kValueHeads, 8);
-  const std::vector<float> a_log = random(kValueHeads), dt_bias = random(kValueHeads);
-  constexpr size_t kMixed = 2 * kKeys + kValues;
-  constexpr size_t kWidths[] = {kMixed, kValues, kValueHeads, kValueHeads};
-  for (size_t part = 0; part < std::size(kWidths); ++part) {
-    expect_same(
-        DType::f32, kWidths[part],
-        [&](Side& side) {
-          std::vector<Rows> out;
-          for (const size_t width : kWidths) {
-            out.push_back(
-                side.floats(std::vector<float>(kRows * width, NAN), static_cast<int64_t>(width)));
-          }
-          kernels::DeltaInputsParams params;
-          params.qkvz = side.floats(qkvz, 2 * (kKeys + kValues)).floats();
-          params.ba = side.floats(ba, 2 * kValueHeads).floats();
-          params.a_log = side->place(a_log).data();
-          params.dt_bias = side->place(dt_bias).data();
-          params.mixed = out[0].floats();
-          params.z = out[1].floats();
-          params.log_decay = out[2].floats();
-          params.beta = out[3].floats();
-          params.rows = kRows;
-          params.key_heads = kKeyHeads;
-          params.value_heads = kValueHeads;
-          params.key_dim = kKeyDim;
-          params.value_dim = kValueDim;
-          side->delta_inputs(params);
-          return side.read(out[part], kRows * kWidths[part]);
-        },
-        "part " + std::to_string(part));
-  }
-}
-
 TEST_F(ModelDevices, MultiplyBySingleColumnsAlike) {
   constexpr int32_t kRows = 43, kWidth = 136;
   const std::vector<float> x = random(size_t{kRows} * kWidth), weight = random(kWidth);
@@ -240,23 +201,6 @@ TEST_F(ModelDevices, MultiplyBySingleColumnsAlike) {
           is_kn ? "a column" : "a row");
     }
   }
-}
-
-TEST_F(ModelDevices, GatedNormsAlike) {
-  constexpr int32_t kRows = 19, kHeads = 3, kDim = 72;
-  const std::vector<float> x = random(size_t{kRows} * kHeads * kDim, 3), gate = random(x.size(), 2);
-  const std::vector<float> weight = random(kDim);
-  expect_same(
-      DType::bf16, kDim,
-      [&](Side& side) {
-        const Rows out = side.activations(std::vector<float>(x.size(), NAN), kHeads * kDim);
-        const Norm norm{.weight = side->place(weight), .epsilon = 1e-5f};
-        side->gated_norm(norm, as_heads(side.floats(x, kHeads * kDim), kDim),
-                         as_heads(side.floats(gate, kHeads * kDim), kDim), as_heads(out, kDim),
-                         kRows, kHeads);
-        return side.read(out, x.size());
-      },
-      "gated norm");
 }
 
 TEST_F(ModelDevices, GatherAndCapAlike) {

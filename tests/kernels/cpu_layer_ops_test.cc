@@ -72,7 +72,7 @@ TEST(RmsNorm, GatesFirstWithWeightsOfEachHead) {
   RmsNormParams params;
   params.x = params.out = {out.data(), kHeads * kDim, kDim};
   params.gate = {const_cast<float*>(gate.data()), kHeads * kDim, kDim};
-  params.gates_first = true;
+  params.gate_function = NormGate::silu_before;
   params.weight = weight.data();
   params.weight_head_stride = kDim;
   params.epsilon = 1e-3f;
@@ -88,6 +88,32 @@ TEST(RmsNorm, GatesFirstWithWeightsOfEachHead) {
       const double norm = product(i) / std::sqrt(squares / kDim + 1e-3);
       expect_close(out[head * kDim + i], norm * weight[head % kHeads * kDim + i], "norm", i);
     }
+  }
+}
+
+TEST(KdaGates, InPlaceForEachChannel) {
+  ThreadPool threads(2);
+  constexpr size_t kRows = 7, kHeads = 3, kDim = 5, kWidth = kHeads * kDim;
+  const std::vector<float> raw = random_values(kRows * kWidth, 1, -30, 30);
+  const std::vector<float> strengths = random_values(kRows * kHeads, 2, -4, 4);
+  const std::vector<float> a_log = random_values(kHeads, 3, -2, 2);
+  const std::vector<float> dt_bias = random_values(kWidth, 4, -2, 2);
+  std::vector<float> log_decay = raw, beta = strengths;
+  kda_gates({.a_log = a_log.data(),
+             .dt_bias = dt_bias.data(),
+             .log_decay = log_decay.data(),
+             .beta = beta.data(),
+             .rows = kRows,
+             .heads = kHeads,
+             .key_dim = kDim},
+            threads);
+  for (size_t i = 0; i < raw.size(); ++i) {
+    const double rate = std::exp(double{a_log[i / kDim % kHeads]});
+    const double step = std::log1p(std::exp(double{raw[i]} + dt_bias[i % kWidth]));
+    expect_close(log_decay[i], -rate * step, "decay", i);
+  }
+  for (size_t i = 0; i < beta.size(); ++i) {
+    expect_close(beta[i], 1 / (1 + std::exp(-double{strengths[i]})), "beta", i);
   }
 }
 

@@ -61,7 +61,8 @@ void rms_norm(const RmsNormParams& params, ThreadPool& threads) {
     const float* x = head(params.x, row, h);
     float* out = head(params.out, row, h);
     const float* gate = params.gate.data ? head(params.gate, row, h) : nullptr;
-    if (gate && params.gates_first) {
+    const bool gates_first = params.gate_function == NormGate::silu_before;
+    if (gate && gates_first) {
       for (int32_t i = 0; i < params.dim; ++i) out[i] = x[i] * silu(gate[i]);
       x = out;
     }
@@ -73,8 +74,9 @@ void rms_norm(const RmsNormParams& params, ThreadPool& threads) {
     } else {
       for (int32_t i = 0; i < params.dim; ++i) out[i] = x[i] * inverse;
     }
-    if (gate && !params.gates_first) {
-      for (int32_t i = 0; i < params.dim; ++i) out[i] *= silu(gate[i]);
+    if (gate && !gates_first) {
+      const bool is_silu = params.gate_function == NormGate::silu;
+      for (int32_t i = 0; i < params.dim; ++i) out[i] *= is_silu ? silu(gate[i]) : sigmoid(gate[i]);
     }
   });
 }
@@ -190,6 +192,23 @@ void mamba2_inputs(const Mamba2InputsParams& params, ThreadPool& threads) {
             std::clamp(softplus(dt[h] + params.dt_bias[h]), params.dt_min, params.dt_max);
         params.dt[row * heads + h] = step;
         params.log_decay[row * heads + h] = -std::exp(params.a_log[h]) * step;
+      }
+    }
+  });
+}
+
+void kda_gates(const KdaGatesParams& params, ThreadPool& threads) {
+  const int64_t width = int64_t{params.heads} * params.key_dim;
+  parallel_ranges(threads, params.rows, row_grain(width), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      float* decays = params.log_decay + row * width;
+      float* beta = params.beta + row * params.heads;
+      for (int64_t h = 0; h < params.heads; ++h) {
+        const float rate = -std::exp(params.a_log[h]);
+        for (int64_t i = h * params.key_dim; i < (h + 1) * params.key_dim; ++i) {
+          decays[i] = rate * softplus(decays[i] + params.dt_bias[i]);
+        }
+        beta[h] = sigmoid(beta[h]);
       }
     }
   });

@@ -94,7 +94,35 @@ struct DeltaInputsKernelParams {
   int32_t rows, key_heads, value_heads, key_dim, value_dim;
 };
 
-// out[r, h, :] = norm(x[r, h, :]) * silu(gate[r, h, :]). One warp a head.
+// As Mamba2InputsParams in kernels/layer_ops.h.
+struct Mamba2InputsKernelParams {
+  const float* projected;
+  const float* a_log;
+  const float* dt_bias;
+  float dt_min, dt_max;
+  float* z;
+  float* mixed;
+  float* log_decay;
+  float* dt;
+  int32_t rows, values, conv_dim, heads;
+};
+
+// As KdaGatesParams in kernels/layer_ops.h.
+struct KdaGatesKernelParams {
+  const float* a_log;
+  const float* dt_bias;
+  float* log_decay;
+  float* beta;
+  int32_t rows, heads, key_dim;
+};
+
+// As NormGate in kernels/layer_ops.h.
+enum class GateFunction : int32_t { silu, sigmoid, silu_before };
+
+// Heads wider than this have a block each.
+constexpr int32_t kMaxWarpHead = 512;
+
+// out[r, h, :] = norm(x[r, h, :]) with the gate. One warp a head, or one block.
 struct GatedNormParams {
   const float* x;
   const float* gate;
@@ -102,6 +130,8 @@ struct GatedNormParams {
   int64_t x_row_stride, x_head_stride, gate_row_stride, gate_head_stride;
   int64_t out_row_stride, out_head_stride;
   NormWeights norm;
+  int64_t weight_head_stride;  // from the weights of a head to those of the next; 0: they share
+  GateFunction gate_function;
   int32_t rows, heads, dim;
 };
 

@@ -14,6 +14,8 @@ enum Op {
   gated_activation,
   sigmoid_gate,
   delta_inputs,
+  mamba2_inputs,
+  kda_gates,
   gated_norm,
   single_column,
   gather,

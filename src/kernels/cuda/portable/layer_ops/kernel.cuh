@@ -3,8 +3,8 @@
 // decode step pays for their launches, a prefill for their bytes.
 #pragma once
 
-#include "kernels/cuda/portable/layer_ops/delta_net.cuh"
 #include "kernels/cuda/portable/layer_ops/elementwise.cuh"
+#include "kernels/cuda/portable/layer_ops/linear_layers.cuh"
 #include "kernels/cuda/portable/layer_ops/norms.cuh"
 #include "kernels/cuda/portable/layer_ops/routing.cuh"
 #include "kernels/cuda/portable/layer_ops/single_column.cuh"
@@ -23,6 +23,10 @@ template <>
 struct OpConfig<sigmoid_gate> : SigmoidGateConfig {};
 template <>
 struct OpConfig<delta_inputs> : DeltaInputsConfig {};
+template <>
+struct OpConfig<mamba2_inputs> : Mamba2InputsConfig {};
+template <>
+struct OpConfig<kda_gates> : KdaGatesConfig {};
 template <>
 struct OpConfig<gated_norm> : GatedNormConfig {};
 template <>

@@ -31,6 +31,8 @@ LayerOps::LayerOps(int sm, gpu::KernelStore& store)
       gated_activation_(load("gated_activation", sm, store)),
       sigmoid_gate_(load("sigmoid_gate", sm, store)),
       delta_inputs_(load("delta_inputs", sm, store)),
+      mamba2_inputs_(load("mamba2_inputs", sm, store)),
+      kda_gates_(load("kda_gates", sm, store)),
       gated_norm_(load("gated_norm", sm, store)),
       single_column_(load("single_column", sm, store)),
       gather_(load("gather", sm, store)),
@@ -67,9 +69,20 @@ void LayerOps::delta_inputs(const DeltaInputsKernelParams& params, Stream stream
   delta_inputs_.launch(element_grid(params.rows * 2 * (keys + values)), params, stream);
 }
 
+void LayerOps::mamba2_inputs(const Mamba2InputsKernelParams& params, Stream stream) const {
+  const int64_t width = int64_t{params.values} + params.conv_dim + params.heads;
+  mamba2_inputs_.launch(element_grid(params.rows * width), params, stream, kOverlapped);
+}
+
+void LayerOps::kda_gates(const KdaGatesKernelParams& params, Stream stream) const {
+  const int64_t width = int64_t{params.heads} * (params.key_dim + 1);
+  kda_gates_.launch(element_grid(params.rows * width), params, stream, kOverlapped);
+}
+
 void LayerOps::gated_norm(const GatedNormParams& params, Stream stream) const {
   const int64_t heads = int64_t{params.rows} * params.heads;
-  gated_norm_.launch(blocks(ceil_div(heads, gated_norm_.row_tile())), params, stream);
+  const int64_t of_block = params.dim > kMaxWarpHead ? 1 : gated_norm_.row_tile();
+  gated_norm_.launch(blocks(ceil_div(heads, of_block)), params, stream, kOverlapped);
 }
 
 void LayerOps::single_column(const SingleColumnParams& params, Stream stream) const {
