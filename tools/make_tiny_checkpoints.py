@@ -14,6 +14,7 @@ The tests generate the same bits (tests/support/golden_model.h).
 import json
 import math
 import pathlib
+import re
 import shutil
 import sys
 import tempfile
@@ -97,12 +98,23 @@ MODELS = {
                         first_k_dense_replace=1, norm_topk_prob=False, rope_theta=1e4,
                         rope_scaling={"type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64,
                                       "mscale": 1.0, "mscale_all_dim": 0.5, "beta_fast": 32, "beta_slow": 1}),
+    # KDA layers and MLA without positions, in the spelling of the published checkpoint.
+    "kimi_linear": dict(num_hidden_layers=4, num_attention_heads=2, num_key_value_heads=2,
+                        max_position_embeddings=None, model_max_length=512, kv_lora_rank=512, q_lora_rank=None,
+                        qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, mla_use_nope=True, num_experts=8,
+                        num_experts_per_token=3, num_shared_experts=1, moe_intermediate_size=32,
+                        first_k_dense_replace=1, moe_layer_freq=1, moe_renormalize=True,
+                        moe_router_activation_func="sigmoid", num_expert_group=1, topk_group=1,
+                        routed_scaling_factor=2.446,
+                        linear_attn_config=dict(full_attn_layers=[3], kda_layers=[1, 2, 4], head_dim=32, num_heads=8,
+                                                short_conv_kernel_size=4)),
 }
 ARCHITECTURES = {"mistral": "MistralForCausalLM", "mixtral": "MixtralForCausalLM", "qwen2": "Qwen2ForCausalLM",
                  "qwen3_moe": "Qwen3MoeForCausalLM", "gemma3_text": "Gemma3ForCausalLM", "phi3": "Phi3ForCausalLM",
                  "olmo2": "Olmo2ForCausalLM", "glm4": "Glm4ForCausalLM", "glm": "GlmForCausalLM",
                  "smollm3": "SmolLM3ForCausalLM", "granite": "GraniteForCausalLM",
-                 "granitemoehybrid": "GraniteMoeHybridForCausalLM", "deepseek_v2": "DeepseekV2ForCausalLM"}
+                 "granitemoehybrid": "GraniteMoeHybridForCausalLM", "deepseek_v2": "DeepseekV2ForCausalLM",
+                 "kimi_linear": "KimiLinearForCausalLM"}
 
 
 def model_type(name):
@@ -112,7 +124,10 @@ def model_type(name):
 def config_of(name):
     """Returns config.json in the spelling that checkpoints used when the architecture appeared."""
     kind = model_type(name)
-    return {"architectures": [ARCHITECTURES[kind]], "model_type": kind, "dtype": "bfloat16", **COMMON, **MODELS[name]}
+    fields = {**COMMON, **MODELS[name]}
+    if fields["max_position_embeddings"] is None:
+        del fields["max_position_embeddings"]
+    return {"architectures": [ARCHITECTURES[kind]], "model_type": kind, "dtype": "bfloat16", **fields}
 
 
 def uniform(name, count):
@@ -150,6 +165,8 @@ def weights_of(config, folder):
     AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.bfloat16).save_pretrained(folder)
     with safe_open(folder / "model.safetensors", "pt") as file:
         shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}
+    # transformers writes the dense layer of Kimi Linear under another name than its checkpoint has.
+    shapes = {re.sub(r"block_sparse_moe\.(\w+_proj)", r"mlp.\1", name): shape for name, shape in shapes.items()}
     plus_one = config["model_type"].startswith("gemma")
     entries = {}
     for name in sorted(shapes):

@@ -15,6 +15,8 @@ std::unique_ptr<Model> load_deepseek_v2(const JsonObject&, Checkpoint,
                                         std::shared_ptr<ModelDevice>);
 std::unique_ptr<Model> load_deepseek_v3(const JsonObject&, Checkpoint,
                                         std::shared_ptr<ModelDevice>);
+std::unique_ptr<Model> load_kimi_linear(const JsonObject&, Checkpoint,
+                                        std::shared_ptr<ModelDevice>);
 std::unique_ptr<Model> load_llama4_text(const JsonObject&, Checkpoint,
                                         std::shared_ptr<ModelDevice>);
 std::unique_ptr<Model> load_granite_hybrid(const JsonObject&, Checkpoint,

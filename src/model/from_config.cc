@@ -143,7 +143,7 @@ DecoderParts read_decoder(const JsonObject& config, Checkpoint checkpoint,
   info.layers = read_layers(config);
   info.hidden = read_size(config, "hidden_size");
   info.vocabulary = read_size(config, "vocab_size");
-  info.max_context = read_size(config, "max_position_embeddings");
+  info.max_context = read_size(config, defaults.context_field);
   info.default_context = std::min(info.max_context, kLongestContext);
   info.eos_tokens = read_eos_tokens(config, checkpoint.folder(), info.vocabulary);
 

@@ -27,6 +27,7 @@ struct DecoderDefaults {
   // Factor of the logits, which is multiplied into the weights of the final norm because the head
   // is linear. Must not be combined with norms_plus_one.
   float logit_factor = 1;
+  std::string_view context_field = "max_position_embeddings";
 };
 DecoderParts read_decoder(const JsonObject& config, Checkpoint checkpoint,
                           std::shared_ptr<ModelDevice> device,

@@ -34,6 +34,7 @@ std::span<const ModelEntry> models() {
       ModelEntry{"DeepseekV3ForCausalLM", load_deepseek_v3},
       ModelEntry{"Llama4ForCausalLM", load_llama4_text},
       ModelEntry{"Qwen3NextForCausalLM", load_qwen3_next},
+      ModelEntry{"KimiLinearForCausalLM", load_kimi_linear},
   };
   return kModels;
 }

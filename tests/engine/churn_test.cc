@@ -24,7 +24,7 @@ using churn::Passes;
 // A model, and the order of its passes.
 class Churn : public ::testing::TestWithParam<std::tuple<const char*, Passes>> {
  protected:
-  Churn() : text_(values_of<int32_t>(reference_file(model_), "validation.input_ids")) {}
+  Churn() : text_(churn::text_of(model_)) {}
 
   const std::string model_ = std::get<0>(GetParam());
   const Passes passes_ = std::get<1>(GetParam());
@@ -86,6 +86,10 @@ std::string name_of(const ::testing::TestParamInfo<Churn::ParamType>& info) {
 
 INSTANTIATE_TEST_SUITE_P(Models, Churn,
                          ::testing::Combine(::testing::ValuesIn(kTestModels),
+                                            ::testing::Values(Passes::one_by_one)),
+                         name_of);
+INSTANTIATE_TEST_SUITE_P(Goldens, Churn,
+                         ::testing::Combine(::testing::Values("granitemoehybrid", "kimi_linear"),
                                             ::testing::Values(Passes::one_by_one)),
                          name_of);
 // Models with full attention, with windows and with recurrent states.

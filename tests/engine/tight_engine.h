@@ -59,7 +59,18 @@ inline std::string name_of(const std::string& model, Passes passes) {
                                                   : "");
 }
 
-inline bool has_states(const std::string& model) { return model == "qwen3_next"; }
+inline bool has_states(const std::string& model) {
+  return model == "qwen3_next" || model == "kimi_linear" || model.starts_with("granitemoehybrid");
+}
+
+// Returns tokens to make prompts of. Goldens have no text, so theirs are random.
+inline std::vector<int32_t> text_of(const std::string& model) {
+  if (!is_golden(model)) return values_of<int32_t>(reference_file(model), "validation.input_ids");
+  std::mt19937 random(5);
+  std::vector<int32_t> text(8192);
+  for (int32_t& token : text) token = static_cast<int32_t>(3 + random() % 500);
+  return text;
+}
 
 // Makes an engine whose full pools hold 1.2 times the longest request. With linear layers, four
 // states serve four requests and all snapshots, at 230 KB each next to pages of 32 KB.

@@ -356,7 +356,8 @@ TEST_P(GpuStates, PrefixHitsBatchesAndReplaysChangeNoToken) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, GpuStates,
-                         ::testing::Values("granitemoehybrid", "granitemoehybrid_rope"),
+                         ::testing::Values("granitemoehybrid", "granitemoehybrid_rope",
+                                           "kimi_linear"),
                          [](const auto& test) { return std::string(test.param); });
 
 }  // namespace
