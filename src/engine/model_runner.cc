@@ -2,6 +2,7 @@
 #include "engine/model_runner.h"
 
 #include <algorithm>
+#include <array>
 #include <deque>
 #include <optional>
 #include <utility>
@@ -40,13 +41,13 @@ class HostModelRunner final : public ModelRunner {
     PassTimes times;
     std::vector<int32_t> drawn;
     std::vector<MaskedDraw> masked;
+    size_t place = 0;  // of its logits
   };
 
   BatchView batch(const PassSize& size) const;
   void take_drawn_tokens(std::span<const PassPart> parts);
   void draw(std::span<const PassPart> parts, int32_t logit_rows, PassResult& result);
-  void draw_token(const MaskedDraw& wanted, std::span<const uint64_t> allowed,
-                  std::span<int32_t> drawn);
+  void draw_token(const MaskedDraw& wanted, std::span<const uint64_t> allowed, PassResult& result);
 
   ReservedModel model_;
   CacheSet& caches_;
@@ -54,9 +55,11 @@ class HostModelRunner final : public ModelRunner {
   EngineMemory memory_;
   int64_t shared_steps_ = 0;
   BatchLimits limits_;
-  std::deque<PassResult> passes_;    // in flight
-  std::optional<Sampler> sampler_;   // set if this object draws tokens
-  std::vector<float> logits_;        // the last pass's, if this object draws tokens
+  std::deque<PassResult> passes_;   // in flight
+  std::optional<Sampler> sampler_;  // set if this object draws tokens
+  // If this object draws tokens: the logits of two passes, because those of a pass in flight must
+  // survive an enqueue() that fails.
+  std::array<std::vector<float>, 2> logits_;
   std::vector<int32_t> last_drawn_;  // the last pass's
   // Arrays of the batch, with room for the limits. Each pass fills their beginning.
   std::vector<int32_t> tokens_, positions_, logit_rows_, features_;
@@ -90,6 +93,7 @@ void HostModelRunner::enqueue(std::span<const PassPart> parts) {
                    pass.masked.size());
   }
   PassResult result;
+  result.place = passes_.empty() ? 0 : 1 - passes_.back().place;
   result.times.begin = std::chrono::steady_clock::now();
   result.drawn.assign(static_cast<size_t>(count_draws(parts)), -1);
   const PassSize size =
@@ -127,8 +131,9 @@ void HostModelRunner::take_drawn_tokens(std::span<const PassPart> parts) {
 void HostModelRunner::draw(std::span<const PassPart> parts, int32_t logit_rows,
                            PassResult& result) {
   const auto width = static_cast<size_t>(model_.model().info().vocabulary);
-  logits_.resize(static_cast<size_t>(logit_rows) * width);
-  model_.model().logits(0, logits_);
+  std::vector<float>& logits = logits_[result.place];
+  logits.resize(static_cast<size_t>(logit_rows) * width);
+  model_.model().logits(0, logits);
   size_t row = 0, next = 0;
   for (const PassPart& part : parts) {
     const size_t first = std::exchange(row, row + static_cast<size_t>(part.logit_rows));
@@ -142,18 +147,19 @@ void HostModelRunner::draw(std::span<const PassPart> parts, int32_t logit_rows,
       if (part.masked) {
         result.masked.push_back(std::move(wanted));
       } else {
-        draw_token(wanted, {}, result.drawn);
+        draw_token(wanted, {}, result);
       }
     }
   }
 }
 
 void HostModelRunner::draw_token(const MaskedDraw& wanted, std::span<const uint64_t> allowed,
-                                 std::span<int32_t> drawn) {
+                                 PassResult& result) {
   const auto width = static_cast<size_t>(model_.model().info().vocabulary);
-  const std::span<const float> own = std::span(logits_).subspan(wanted.row * width, width);
+  const auto own = std::span(logits_[result.place]).subspan(wanted.row * width, width);
   try {
-    drawn[wanted.draw] = sampler_->sample_allowed(own, wanted.sampling, wanted.position, allowed);
+    result.drawn[wanted.draw] =
+        sampler_->sample_allowed(own, wanted.sampling, wanted.position, allowed);
   } catch (const Error&) {  // the logits are no distribution
   }
 }
@@ -161,7 +167,7 @@ void HostModelRunner::draw_token(const MaskedDraw& wanted, std::span<const uint6
 void HostModelRunner::draw_masked(std::span<const grammar::TokenMask> masks) {
   check_masks(passes_.size(), masks.size(), passes_.empty() ? 0 : passes_.back().masked.size());
   PassResult& pass = passes_.back();
-  for (size_t i = 0; i < masks.size(); ++i) draw_token(pass.masked[i], masks[i], pass.drawn);
+  for (size_t i = 0; i < masks.size(); ++i) draw_token(pass.masked[i], masks[i], pass);
   pass.masked.clear();
   last_drawn_ = pass.drawn;
 }
@@ -179,10 +185,11 @@ PassTimes HostModelRunner::collect(std::span<float> logits, std::span<int32_t> d
     model_.model().logits(0, logits);
     pass.times.end += std::chrono::steady_clock::now() - begin;
   } else if (!logits.empty()) {
-    check_argument(passes_.size() == 1 && logits.size() == logits_.size(),
+    const std::vector<float>& own = logits_[pass.place];
+    check_argument(passes_.size() == 1 && logits.size() == own.size(),
                    "logits holds {} floats, must hold {} of the last pass", logits.size(),
-                   logits_.size());
-    std::ranges::copy(logits_, logits.begin());
+                   own.size());
+    std::ranges::copy(own, logits.begin());
   }
   const PassTimes times = pass.times;
   passes_.pop_front();

@@ -30,15 +30,20 @@ std::vector<GenerateRequest> requests_of(const std::string& model) {
   return requests;
 }
 
-TEST_P(ExhaustedMemory, AStepThatFailsCostsNoToken) {
-  const std::vector<GenerateRequest> requests = requests_of(GetParam());
-  const std::unique_ptr<Engine> engine = Engine::load(small_options(GetParam()));
+// Runs the requests again and again, and lets a later allocation fail each time.
+void expect_no_token_lost(const EngineOptions& options,
+                          const std::vector<GenerateRequest>& requests) {
+  std::unique_ptr<Engine> engine = Engine::load(options);
   std::vector<std::vector<int32_t>> want;
   for (const GenerateResult& result : engine->generate(requests)) want.push_back(result.tokens);
   int failures = 0;
   for (int64_t before = 0;; before += 1 + before / 16) {
     SCOPED_TRACE(before);
-    engine->clear_prefix_cache();
+    if (requests[0].sampling.json_schema.empty()) {
+      engine->clear_prefix_cache();
+    } else {
+      engine = Engine::load(options);  // without the masks that it kept
+    }
     std::vector<int64_t> ids;
     for (const GenerateRequest& request : requests) ids.push_back(engine->add(request));
     std::vector<FinishReason> finish(ids.size());
@@ -74,6 +79,27 @@ TEST_P(ExhaustedMemory, AStepThatFailsCostsNoToken) {
     failures += failed;
   }
   EXPECT_GT(failures, 10);
+}
+
+TEST_P(ExhaustedMemory, AStepThatFailsCostsNoToken) {
+  expect_no_token_lost(small_options(GetParam()), requests_of(GetParam()));
+}
+
+// The masks of a pass are made after it was enqueued, and after the events of the pass before.
+TEST(ExhaustedMemoryOfSchemas, AStepThatFailsCostsNoToken) {
+  std::vector<GenerateRequest> requests = requests_of("llama");
+  requests[1].sampling.logprobs = -1;
+  for (GenerateRequest& request : requests) {
+    request.sampling.ignore_eos = true;
+    request.sampling.json_schema =
+        R"({"type":"array","items":{"enum":["red","green",[1,2]]},"minItems":9})";
+  }
+  for (const bool overlap : {false, true}) {
+    SCOPED_TRACE(overlap);
+    EngineOptions options = small_options("llama");
+    options.overlap = overlap;
+    expect_no_token_lost(options, requests);
+  }
 }
 
 // Everything built so far is freed: AddressSanitizer would report a leak.

@@ -70,14 +70,17 @@ class Grammar::Cache {
       for (const Frame* frame = thread.stack.get(); frame != nullptr; frame = frame->outer.get())
         key.push_back(frame->node);
     }
-    const auto [place, is_new] = by_threads_.emplace(key, static_cast<int32_t>(states_.size()));
-    if (!is_new) return place->second;
+    const auto known = by_threads_.find(key);
+    if (known != by_threads_.end()) return known->second;
     State state{threads};
     state.next.fill(kUnknown);
     state.returns = grammar_.may_end(threads);
+    // Comes before its key: if memory ends in between, no key names a state that does not exist.
+    const auto added = static_cast<int32_t>(states_.size());
     states_.push_back(std::move(state));
     bytes_ += sizeof(State) + key.size() * 8;
-    return place->second;
+    by_threads_.emplace(std::move(key), added);
+    return added;
   }
 
   int32_t start_of(int32_t node) {
