@@ -41,7 +41,7 @@ class HostModelRunner final : public ModelRunner {
     PassTimes times;
     std::vector<int32_t> drawn;
     std::vector<MaskedDraw> masked;
-    size_t place = 0;  // of its logits
+    size_t place = 0;  // place of its logits
   };
 
   BatchView batch(const PassSize& size) const;
