@@ -182,7 +182,8 @@ class Client(threading.Thread):
             if set(error) != {"message", "type", "param", "code"} or error["code"] != status:
                 return True
             # A schema's error quotes the client's own text, and has JSON pointers, which begin with '#'.
-            shown = re.findall(rf"0x[0-9a-f]{{6,}}|(?<!#)/[a-z][^\s'\";]*|{SECRET}", error["message"])
+            message = re.sub(r"#/[^\s'\"]*", "", error["message"])
+            shown = re.findall(rf"0x[0-9a-f]{{6,}}|/[a-z][^\s'\";]*|{SECRET}", message)
             sent = re.sub(rb"\r\n[0-9a-f]+\r\n", b"", request)  # without the borders of chunks
             return any(text.encode() not in sent and text != "/v1/models" for text in shown)
         return b"text/event-stream" in answer and (
