@@ -128,7 +128,7 @@ class Layers {
       const auto seed = static_cast<uint32_t>(i + 1);
       kernels.fill_noise(view.state, shape.states, view.state_slot_stride * slots, seed, 1, 0,
                          stream);
-      if (linear.conv_width > 0) {
+      if (view.conv_slot_stride > 0) {
         kernels.fill_noise(view.conv, DType::f32, view.conv_slot_stride * slots, seed, 1, 0,
                            stream);
       }

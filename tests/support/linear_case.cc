@@ -60,6 +60,11 @@ void add_other_kinds(std::vector<LinearCase>& cases) {
     test.lengths = {130, 64, 1, 63};
     cases.push_back(test);
   }
+  // One tap, which leaves no window: a factor and SiLU, after which prompts go in chunks.
+  LinearCase test = cases.back();
+  test.name = "lightning_one_tap";
+  test.spec.linear.conv_width = 1;
+  cases.push_back(test);
 }
 
 }  // namespace
