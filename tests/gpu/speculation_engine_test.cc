@@ -222,8 +222,9 @@ void GpuSpeculation::expect_churn(const std::string& speculate) {
     }
   }
   EXPECT_GT(compared, 30);
-  // Pools of models with chunks are planned with room for more requests.
-  if (engine->stats().kv_pages < 2 * churn::kContext / churn::kPageSize) {
+  // Pools of models with windows or chunks are planned with room for more requests.
+  const bool is_tight = engine->stats().kv_pages < 2 * churn::kContext / churn::kPageSize;
+  if (is_tight && model() != "llama4_text") {
     EXPECT_GT(engine->stats().preemptions, 0);
   }
   EXPECT_GT(engine->stats().prefix_hits, 0);

@@ -39,6 +39,12 @@ inline constexpr int kColumnsOfASum = 16;
 inline constexpr double kRoundedKeysLseUnits = 2;  // units of the dtype
 inline constexpr double kRoundedKeysCosine = 2e-5;
 
+// Linear layers in f32. A row of KDA is read from a state in which larger values cancel. A decay
+// has an error of one unit on a GPU, and the fixed one of lightning attention repeats it for as
+// many tokens as the state remembers.
+inline constexpr double kColumnDecayUnits = 32;
+inline constexpr double kFixedDecayUnits = 128;
+
 // Operations of model layers on a GPU, compared with the CPU on the same bf16 inputs, relative to a
 // row's largest value: f32 results (sums over up to 1024 products in another order) and bf16
 // results.

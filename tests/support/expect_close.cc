@@ -62,12 +62,18 @@ double excess_of(double got, double want, double allowed) {
   return std::isfinite(error) ? error - allowed : INFINITY;
 }
 
+double recurrence_units(AttentionKind kind) {
+  if (kind == AttentionKind::kda) return kColumnDecayUnits;
+  return kind == AttentionKind::lightning ? kFixedDecayUnits : 0;
+}
+
 AssertionResult out_is_close(const AttentionSpec& spec, const OracleResult& want,
                              std::span<const float> out) {
   const auto width = static_cast<size_t>(out_width(spec));
   const ErrorBudget& budget = error_budget(spec.q_dtype);
   const bool rounded_weights = spec.scores.logit_cap > 0 && spec.q_dtype == DType::bf16;
-  const double units = budget.units + (rounded_weights ? kRoundedWeightUnits : 0);
+  double units = budget.units + (rounded_weights ? kRoundedWeightUnits : 0);
+  if (spec.q_dtype == DType::f32) units = std::max(units, recurrence_units(spec.kind));
   const double relative = budget.times_plain * plain_out_error(want, width) + units * budget.unit;
   if (!std::isfinite(relative)) {
     return AssertionFailure() << "the plain computation's out is not finite where exact is";
