@@ -42,7 +42,7 @@ static void mirror(mirrored* array, fovea_dtype dtype, size_t element, const int
   for (int32_t i = 0; i < ndim; ++i) array->bytes *= (size_t)shape[i];
   array->host = calloc(1, array->bytes);
   check_cuda(cudaMalloc(&array->device, array->bytes));
-  check_cuda(cudaMemset(array->device, 0, array->bytes));
+  check_cuda(cudaMemsetAsync(array->device, 0, array->bytes, stream));
   check(fovea_tensor_init(&array->tensor, array->device, dtype, gpu, shape, ndim));
 }
 

@@ -42,7 +42,7 @@ inline constexpr double kRoundedKeysCosine = 2e-5;
 // Linear layers in f32. A row of KDA is read from a state in which larger values cancel. A decay
 // has an error of one unit on a GPU, and the fixed one of lightning attention repeats it for as
 // many tokens as the state remembers.
-inline constexpr double kColumnDecayUnits = 32;
+inline constexpr double kColumnDecayUnits = 96;
 inline constexpr double kFixedDecayUnits = 128;
 
 // Operations of model layers on a GPU, compared with the CPU on the same bf16 inputs, relative to a
