@@ -5,12 +5,18 @@
 #include "kernels/cuda/family.h"
 
 namespace fovea::kernels::cuda {
+namespace {
+
+// Returns true if a block can have more than 99 KB of shared memory, which sm_86, sm_89 and sm_120
+// do not allow.
+bool has_large_shared_memory(int sm) { return sm == 80 || sm == 87 || (sm >= 90 && sm < 120); }
+
+}  // namespace
 
 SkinnyProducts::SkinnyProducts(int sm, gpu::KernelStore& store) {
   const Family& gemm = family("portable/skinny_gemm");
-  constexpr int kLittleSharedMemory = 120;  // 99 KB a block
   for (size_t i = 0; i < kStages.size(); ++i) {
-    const char* const stages = kStages[sm >= kLittleSharedMemory ? 0 : i];
+    const char* const stages = kStages[has_large_shared_memory(sm) ? i : 0];
     kernels_[i] = Kernel(make_variant(gemm, {stages}, sm), store);
   }
 }
