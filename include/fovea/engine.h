@@ -49,10 +49,11 @@ struct EngineOptions {
   // The bits of a request do not depend on other requests, on how its prompt was chunked or on
   // cached prefixes. On a GPU they can depend on max_batch_tokens.
   bool batch_invariant = false;
-  // On a GPU: replay captured decode steps of up to max_graph_requests requests instead of
-  // enqueueing their kernels, if all backends allow it (GroupSelection::why_no_graphs). load()
-  // captures steps of 1, 2, 4 and all multiples of 8 requests, and those of up to 8 requests also
-  // for short contexts. EngineStats reports their number and memory.
+  // On a GPU: replay captured steps of up to max_graph_requests requests instead of enqueueing
+  // their kernels, if all backends allow it (GroupSelection::why_no_graphs). load() captures decode
+  // steps of 1, 2, 4 and all multiples of 8 requests, those of up to 8 requests also for short
+  // contexts, and steps of up to 128 tokens with chunks of prompts, but for models with latent
+  // attention. EngineStats reports their number and memory.
   bool cuda_graphs = true;
   int32_t max_graph_requests = 256;
   // step() enqueues the next pass before it waits for its own, so that the device does not wait for
@@ -214,7 +215,7 @@ struct EngineMemory {
   size_t logits = 0;       // logits of one pass that are sampled or scored
   size_t products = 0;     // on a GPU: workspace of matrix products
   size_t batch = 0;        // arrays of a batch, request table
-  size_t graphs = 0;       // on a GPU: free memory taken by captured decode steps
+  size_t graphs = 0;       // on a GPU: free memory taken by captured steps
   size_t drafter = 0;      // the draft model with all of these, but for its graphs
 
   size_t total() const {
@@ -229,7 +230,7 @@ struct EngineStats {
   int64_t prefill_tokens = 0, decode_tokens = 0;
   double prefill_seconds = 0, decode_seconds = 0;
   EngineMemory memory;
-  int32_t graphs = 0;                           // captured decode steps
+  int32_t graphs = 0;                           // captured steps
   int64_t shared_steps = 0;                     // steps that read shared prefixes once
   int64_t overlapped_steps = 0;                 // steps enqueued while another one ran
   int64_t prefix_queries = 0, prefix_hits = 0;  // tokens

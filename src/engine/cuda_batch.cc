@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/rounding.h"
+#include "engine/graph_sizes.h"
 #include "engine/sampler.h"
 #include "kernels/cuda/store.h"
 #include "kernels/philox.h"
@@ -58,7 +59,8 @@ CudaBatch::Layout CudaBatch::layout_from(size_t begin, const BatchLimits& limits
 }
 
 int32_t CudaBatch::few_tokens(const BatchLimits& limits, int32_t max_width) {
-  const int64_t tokens = int64_t{limits.max_requests} * max_width;
+  const int64_t tokens =
+      std::max<int64_t>(int64_t{limits.max_requests} * max_width, kMaxChunkTokens);
   return std::max(static_cast<int32_t>(std::min<int64_t>(tokens, limits.max_tokens)),
                   limits.max_requests);
 }

@@ -96,7 +96,8 @@ class CudaBatch {
 
  private:
   // Offsets in bytes into the blocks of both host and device. Passes of up to few_tokens() tokens,
-  // such as decode steps, have arrays of their own, because all arrays of a layout are copied.
+  // all those with graphs among them, have arrays of their own, because all arrays of a layout are
+  // copied.
   struct Layout {
     size_t begin, tokens, positions, logit_rows, features, token_rows, drawn_by, out_slots,
         q_indptr, kv_lens, rows, state_slots, shared_prefix, draws, end;
@@ -104,7 +105,8 @@ class CudaBatch {
   struct Layouts {
     Layout few, many;
   };
-  // Returns the number of tokens, and of draws, of requests with up to max_width tokens each.
+  // Returns the max tokens, and draws, of decode steps, of requests with max_width tokens each, and
+  // of chunks with graphs.
   static int32_t few_tokens(const BatchLimits& limits, int32_t max_width);
   static Layout layout_from(size_t begin, const BatchLimits& limits, int32_t max_tokens,
                             int32_t max_draws);

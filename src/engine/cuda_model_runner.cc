@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Passes on a GPU. A decode step replays a graph, and so does one that verifies drafts. There is a
-// graph for each size, width and bound of keys of graph_sizes.h; it serves any lengths within,
-// because all arrays keep their addresses. Decode steps whose requests share prefixes have their
-// own graphs, because the search for groups takes time. Other passes are enqueued eagerly. Passes
+// Passes on a GPU. A decode step replays a graph, and so does one that verifies drafts or computes
+// small chunks of prompts. There is a graph for each size of graph_sizes.h; it serves any lengths
+// within, because all arrays keep their addresses. Decode steps whose requests share prefixes have
+// their own graphs, because the search for groups takes time. Other passes are enqueued. Passes
 // of a graph's size without graphs are enqueued exactly as they would be captured, so that their
 // bits are the same. One copy uploads the arrays. Tokens are drawn on the GPU, where the next pass
 // can take them, and copied to the host; logits only on request. Draws with masks follow the graph.
@@ -13,6 +13,7 @@
 #include <cstring>
 #include <deque>
 #include <map>
+#include <optional>
 #include <tuple>
 #include <utility>
 
@@ -25,6 +26,9 @@
 
 namespace fovea {
 namespace {
+
+// Backends plan passes with several new tokens over latents from host lengths, which no graph has.
+bool is_latent(const LayerGroup& group) { return group.spec.kind == AttentionKind::mla; }
 
 class CudaModelRunner final : public ModelRunner {
  public:
@@ -43,6 +47,12 @@ class CudaModelRunner final : public ModelRunner {
     gpu::Graph graph;
     PassAddresses addresses;
   };
+  // Mode, requests, tokens, logit_rows, max_kv_len, shares_prefixes.
+  using GraphKey = std::tuple<ForwardMode, int32_t, int32_t, int32_t, int32_t, bool>;
+  static GraphKey key_of(const PassSize& size) {
+    return {size.mode,       size.requests,   size.tokens,
+            size.logit_rows, size.max_kv_len, size.shares_prefixes};
+  }
   // A pass in flight, by its place in the ring of CudaBatch.
   struct Flight {
     gpu::Event begin, end;
@@ -70,7 +80,10 @@ class CudaModelRunner final : public ModelRunner {
   // kv_len keys each.
   PassSize size_of_graph(int32_t requests, int32_t q_len, int32_t kv_len,
                          bool shares_prefixes) const;
-  bool pads(std::span<const PassPart> parts, const PassSize& size) const;
+  PassSize size_of_graph(const ChunkSize& chunk) const;
+  // Returns the size of the graph that serves the filled pass, if there is one.
+  std::optional<PassSize> find_graph(std::span<const PassPart> parts, const PassSize& size) const;
+  bool is_verified(const PassSize& size) const;
   PassAddresses addresses(const PassSize& size) const;
   PassSize prepare(std::span<const PassPart> parts, PassSize size);
   void launch(const PassSize& size, std::span<const PassPart> parts);
@@ -90,10 +103,10 @@ class CudaModelRunner final : public ModelRunner {
   SharedPrefixes prefixes_;
   int32_t logit_rows_;
   int32_t max_padded_ = 0;  // max number of requests in a decode step with a graph
-  int32_t max_width_ = 1;   // max new tokens of a request in a pass with a graph
+  int32_t max_width_ = 1;   // max new tokens of a request in a decode or verification with a graph
   bool replays_;
-  // Key: requests, max_q_len, max_kv_len, shares_prefixes.
-  std::map<std::tuple<int32_t, int32_t, int32_t, bool>, Captured> graphs_;
+  bool pads_chunks_;  // small chunks of prompts have graphs
+  std::map<GraphKey, Captured> graphs_;
   RunnerStats stats_;
   std::array<Flight, CudaBatch::kPlaces> flights_;
   std::deque<size_t> in_flight_;  // places, the oldest first
@@ -111,8 +124,10 @@ CudaModelRunner::CudaModelRunner(ReservedModel model, CacheSet& caches,
       logit_rows_(std::clamp(options.logit_rows, std::min(limits_.max_requests, limits_.max_tokens),
                              limits_.max_tokens)),
       max_padded_(std::min({limits_.max_requests, limits_.max_tokens, options.max_graph_requests})),
-      max_width_(std::min(options.max_width, limits_.max_q_len)),
-      replays_(options.cuda_graphs && max_padded_ > 0) {
+      max_width_(options.captures_extends ? std::min(options.max_width, limits_.max_q_len) : 1),
+      replays_(options.cuda_graphs && max_padded_ > 0),
+      pads_chunks_(max_padded_ > 0 && options.captures_extends &&
+                   std::ranges::none_of(model_.model().info().groups, is_latent)) {
   const auto row_bytes = static_cast<size_t>(vocabulary()) * sizeof(float);
   logits_ = gpu::DeviceBuffer(static_cast<size_t>(logit_rows_) * row_bytes);
   readable_ = gpu::PinnedBuffer(static_cast<size_t>(limits_.max_requests) * row_bytes);
@@ -174,6 +189,20 @@ PassSize CudaModelRunner::size_of_graph(int32_t requests, int32_t q_len, int32_t
   return size;
 }
 
+// One graph serves any division of the tokens among the requests.
+PassSize CudaModelRunner::size_of_graph(const ChunkSize& chunk) const {
+  PassSize size;
+  size.requests = chunk.requests;
+  size.tokens = chunk.tokens;
+  size.logit_rows = size.draw_count = std::min(chunk.requests, chunk.tokens);
+  size.max_q_len = std::min(chunk.tokens, limits_.max_q_len);
+  size.max_kv_len = limits_.max_kv_len;
+  size.mode = ForwardMode::mixed;
+  size.draws = draws();
+  size.padded = true;
+  return size;
+}
+
 // Runs the pass once eagerly, so that nothing is chosen or allocated during the capture, and
 // replays the graph once, so that no request waits for its upload to the device.
 void CudaModelRunner::capture(const PassSize& size) {
@@ -187,8 +216,7 @@ void CudaModelRunner::capture(const PassSize& size) {
   gpu::synchronize(stream());
   device().meet_ranks();
   stats_.memory.graphs += free - std::min(free, gpu::free_bytes());
-  graphs_[{size.requests, size.max_q_len, size.max_kv_len, size.shares_prefixes}] =
-      std::move(captured);
+  graphs_[key_of(size)] = std::move(captured);
 }
 
 void CudaModelRunner::capture_all() {
@@ -201,6 +229,12 @@ void CudaModelRunner::capture_all() {
         }
       }
       if (prefixes_.possible(requests, context)) capture(size_of_graph(requests, 1, context, true));
+    }
+  }
+  if (pads_chunks_) {
+    for (const ChunkSize& chunk : chunk_sizes(max_padded_, limits_.max_tokens)) {
+      capture(size_of_graph(chunk));
+      ++stats_.chunk_graphs;
     }
   }
   stats_.graphs = static_cast<int32_t>(graphs_.size());
@@ -220,14 +254,27 @@ void CudaModelRunner::enqueue(const PassSize& size) {
 }
 
 // Passes with drafts share prefixes in no graph: eagerly they read them once.
-bool CudaModelRunner::pads(std::span<const PassPart> parts, const PassSize& size) const {
-  if (size.requests > max_padded_ || size.max_q_len > max_width_) return false;
-  if (size.max_q_len == 1) {
-    return std::ranges::all_of(parts, [](const PassPart& part) { return part.logit_rows == 1; });
-  }
-  return !size.shares_prefixes &&
+bool CudaModelRunner::is_verified(const PassSize& size) const {
+  return size.max_q_len <= max_width_ && !size.shares_prefixes &&
          has_graph(graph_size(size.requests, max_padded_), graph_width(size.max_q_len, max_width_),
                    std::min(limits_.max_tokens, logit_rows_));
+}
+
+std::optional<PassSize> CudaModelRunner::find_graph(std::span<const PassPart> parts,
+                                                    const PassSize& size) const {
+  if (size.requests > max_padded_) return std::nullopt;
+  const bool decodes = size.max_q_len == 1 && std::ranges::all_of(parts, [](const PassPart& part) {
+                         return part.logit_rows == 1;
+                       });
+  if (decodes || (size.max_q_len > 1 && is_verified(size))) {
+    return size_of_graph(size.requests, size.max_q_len, size.max_kv_len, size.shares_prefixes);
+  }
+  const bool has_drafts =
+      std::ranges::any_of(parts, [](const PassPart& part) { return part.logit_rows > 1; });
+  if (!pads_chunks_ || has_drafts || size.shares_prefixes) return std::nullopt;
+  const ChunkSize chunk = chunk_size(size.requests, size.tokens, max_padded_, limits_.max_tokens);
+  if (chunk.requests == 0) return std::nullopt;
+  return size_of_graph(chunk);
 }
 
 // Notes the filled pass, pads it to the size of a graph if there is one, and returns the sizes of
@@ -243,11 +290,10 @@ PassSize CudaModelRunner::prepare(std::span<const PassPart> parts, PassSize size
   }
   size.shares_prefixes = prefixes_.find(parts, caches_.table(), batch_.shared_prefix(size.tokens));
   stats_.shared_steps += size.shares_prefixes;
-  if (!pads(parts, size)) return size;
-  const PassSize padded =
-      size_of_graph(size.requests, size.max_q_len, size.max_kv_len, size.shares_prefixes);
-  batch_.pad(size, padded);
-  return padded;
+  const std::optional<PassSize> padded = find_graph(parts, size);
+  if (!padded) return size;
+  batch_.pad(size, *padded);
+  return *padded;
 }
 
 void CudaModelRunner::enqueue(std::span<const PassPart> parts) {
@@ -277,8 +323,7 @@ void CudaModelRunner::launch(const PassSize& size, std::span<const PassPart> par
   batch_.upload(size, parts, caches_.table(), stream());
   flight.begin.record(stream());
   if (replays_ && size.padded) {
-    const Captured& captured =
-        graphs_.at({size.requests, size.max_q_len, size.max_kv_len, size.shares_prefixes});
+    const Captured& captured = graphs_.at(key_of(size));
 #ifndef NDEBUG
     captured.addresses.check(addresses(size));
 #endif

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sizes of captured decode steps: the number of requests, their new tokens, and the bound of
-// keys that they are planned for.
+// The sizes of captured steps: the number of requests, their new tokens, and the bound of keys that
+// they are planned for.
 #pragma once
 
 #include <algorithm>
@@ -85,6 +85,44 @@ inline bool has_graph(int32_t requests, int32_t width, int32_t max_tokens) {
 inline int32_t verify_rows(int32_t max_requests, int32_t max_width) {
   if (max_width == 1) return 0;
   return std::min(std::min(max_requests, kMaxVerifyRequests) * max_width, kMaxVerifyTokens);
+}
+
+// Steps with small chunks of prompts, beside decodes or without them, have graphs by their numbers
+// of requests and tokens. Products of up to so many rows take as long as their weights are read, so
+// that padding costs little.
+inline constexpr int32_t kChunkRequests[] = {1, 8, 32, 128};
+inline constexpr int32_t kChunkTokens[] = {16, 32, 64, 96, 128};
+inline constexpr int32_t kMaxChunkTokens = 128;
+
+struct ChunkSize {
+  int32_t requests = 0, tokens = 0;
+  bool operator==(const ChunkSize&) const = default;
+};
+
+// Returns the size of the graph for `requests` requests, 1 to max_requests, of `tokens` new tokens
+// together, in passes of up to max_tokens tokens. Its sizes are 0 if there is none.
+inline ChunkSize chunk_size(int32_t requests, int32_t tokens, int32_t max_requests,
+                            int32_t max_tokens) {
+  const auto* const most = std::ranges::lower_bound(kChunkRequests, requests);
+  const auto* const size = std::ranges::lower_bound(kChunkTokens, tokens);
+  if (most == std::end(kChunkRequests) || size == std::end(kChunkTokens)) return {};
+  if (*size > max_tokens) return {};
+  return {std::min(*most, max_requests), *size};
+}
+
+// Returns all sizes. A chunk has several tokens, so every pass has more tokens than requests.
+inline std::vector<ChunkSize> chunk_sizes(int32_t max_requests, int32_t max_tokens) {
+  std::vector<ChunkSize> sizes;
+  int32_t fewer = 0;  // requests that smaller graphs serve
+  for (const int32_t requests : kChunkRequests) {
+    for (const int32_t tokens : kChunkTokens) {
+      if (tokens < fewer + 2 || tokens > max_tokens) continue;
+      sizes.push_back({std::min(requests, max_requests), tokens});
+    }
+    if (requests >= max_requests) break;
+    fewer = requests;
+  }
+  return sizes;
 }
 
 }  // namespace fovea

@@ -129,6 +129,7 @@ std::unique_ptr<Engine> load_checked(const EngineOptions& given, const ModelRank
                                     .logit_rows = logit_rows,
                                     .host_draws = parts.overlap || host_draws,
                                     .max_width = sized.max_width,
+                                    .captures_extends = sized.captures_extends,
                                     .masked_draws = sized.masked_draws});
   add_drafter(options, device, std::move(draft), host_draws, parts);
   return std::make_unique<TextEngine>(std::move(parts));

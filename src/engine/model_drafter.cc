@@ -119,7 +119,8 @@ ModelDrafter::ModelDrafter(const DraftModel& draft, SizedEngine sized, ThreadPoo
                                  .cuda_graphs = sized.cuda_graphs,
                                  .logit_rows = sized.logit_rows(),
                                  .host_draws = host_draws,
-                                 .max_width = sized.max_width})),
+                                 .max_width = sized.max_width,
+                                 .captures_extends = sized.captures_extends})),
       sampler_(model_.info().vocabulary),
       logits_(
           std::make_unique_for_overwrite<float[]>(static_cast<size_t>(limits_.max_requests) *

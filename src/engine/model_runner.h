@@ -58,7 +58,8 @@ struct PassTimes {
 
 struct RunnerStats {
   EngineMemory memory;       // everything but weights and caches
-  int32_t graphs = 0;        // number of captured decode steps
+  int32_t graphs = 0;        // number of captured steps
+  int32_t chunk_graphs = 0;  // those of them for steps with chunks of prompts
   int64_t shared_steps = 0;  // number of passes that named shared prefixes
 };
 
@@ -96,7 +97,8 @@ class ModelRunner {
 
 struct ModelRunnerOptions {
   BatchLimits limits;
-  // On a GPU, decode steps of up to this many requests are padded to the sizes of graph_sizes.h.
+  // On a GPU, decode steps, and steps with small chunks of prompts, of up to this many requests are
+  // padded to the sizes of graph_sizes.h.
   int32_t max_graph_requests = 0;
   bool cuda_graphs = true;  // replays captured steps; if false, enqueues them
   // Rows of logits computed at once, at least those of a decode step without drafts. On a GPU, a
@@ -106,6 +108,9 @@ struct ModelRunnerOptions {
   // On a GPU, passes of up to this many new tokens per request are padded to the sizes of
   // graph_sizes.h too. No part draws more tokens.
   int32_t max_width = 1;
+  // On a GPU: backends allow the capture of passes with several new tokens per request. If false,
+  // these are neither padded nor captured.
+  bool captures_extends = true;
   bool masked_draws = false;  // on a GPU: parts may be masked
 };
 

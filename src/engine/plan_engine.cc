@@ -197,6 +197,9 @@ SizedEngine size_engine(const EngineOptions& options, const ModelInfo& model,
       options.cuda_graphs && std::ranges::all_of(sized.selections, [](const auto& group) {
         return group.why_no_graphs.empty();
       });
+  sized.captures_extends = std::ranges::all_of(sized.selections, [](const auto& group) {
+    return group.prefill.chosen->graphs == GraphSupport::always;
+  });
   sized.scheduling = {
       .max_running = sized.caches.max_requests,
       .max_batch_tokens = options.max_batch_tokens,

@@ -47,8 +47,9 @@ struct SizedEngine {
   SchedulerLimits scheduling;
   int32_t wanted_context = 0;
   bool cuda_graphs = false;
-  int32_t max_width = 1;     // ModelRunnerOptions::max_width
-  bool masked_draws = true;  // ModelRunnerOptions::masked_draws
+  bool captures_extends = false;  // ModelRunnerOptions::captures_extends
+  int32_t max_width = 1;          // ModelRunnerOptions::max_width
+  bool masked_draws = true;       // ModelRunnerOptions::masked_draws
   // Returns the rows of logits that a GPU has room for. A pass with drafts can need more and
   // computes them in several steps.
   int32_t logit_rows() const {

@@ -188,8 +188,13 @@ std::string TextEngine::explain() const {
   text += now.memory.explain();
   if (now.graphs > 0) {
     text += fmt::format(
-        "{} graphs of decode steps; of up to {} requests for up to {} tokens each\n", now.graphs,
-        kMaxShortRequests, fmt::join(graph_contexts(1, parts_.request_limits.max_context), ", "));
+        "{} graphs; decode steps of up to {} requests have some for up to {} tokens each\n",
+        now.graphs, kMaxShortRequests,
+        fmt::join(graph_contexts(1, parts_.request_limits.max_context), ", "));
+    if (const int32_t chunks = parts_.runner->stats().chunk_graphs; chunks > 0) {
+      text += fmt::format("{} graphs are of steps with chunks of prompts, of up to {} tokens\n",
+                          chunks, kMaxChunkTokens);
+    }
     if (parts_.limits.max_drafts > 0) {
       text +=
           fmt::format("steps of up to {} requests and {} tokens have graphs for up to {} drafts\n",

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <memory>
 #include <string>
 #include <vector>
@@ -70,10 +71,18 @@ struct Parts {
   // Returns the logits of the last of these tokens, which each of the leases gets at `begin`.
   std::vector<float> append(std::span<CacheLease> leases, int32_t begin,
                             std::span<const int32_t> tokens) {
+    const std::vector<std::vector<int32_t>> texts(leases.size(), {tokens.begin(), tokens.end()});
+    return append_each(leases, std::vector<int32_t>(leases.size(), begin), texts);
+  }
+
+  // Returns the logits of the last token of each text, which the lease before it gets at its begin.
+  std::vector<float> append_each(std::span<CacheLease> leases, std::span<const int32_t> begins,
+                                 std::span<const std::vector<int32_t>> texts) {
     std::vector<PassPart> parts;
-    for (CacheLease& lease : leases) {
-      EXPECT_TRUE(caches->extend(lease, begin, begin + static_cast<int32_t>(tokens.size())));
-      parts.push_back({tokens, begin, &lease, 1});
+    for (size_t i = 0; i < texts.size(); ++i) {
+      const int32_t end = begins[i] + static_cast<int32_t>(texts[i].size());
+      EXPECT_TRUE(caches->extend(leases[i], begins[i], end));
+      parts.push_back({texts[i], begins[i], &leases[i], 1});
     }
     std::vector<float> logits(parts.size() * static_cast<size_t>(model->info().vocabulary));
     std::vector<int32_t> drawn(parts.size());
@@ -89,6 +98,10 @@ struct Parts {
   std::unique_ptr<CacheSet> caches;
   std::unique_ptr<ModelRunner> runner;
 };
+
+int32_t decode_graphs(const ModelRunner& runner) {
+  return runner.stats().graphs - runner.stats().chunk_graphs;
+}
 
 class GpuModelRunner : public ::testing::Test {
  protected:
@@ -162,7 +175,8 @@ TEST_F(GpuModelRunner, StepsOfShortContextsHaveTheBitsOfEnqueuedOnes) {
   constexpr BatchLimits kLong = {
       .max_requests = 3, .max_tokens = 600, .max_q_len = 200, .max_kv_len = 4200};
   Parts replayed(kLong, true), enqueued(kLong, false);
-  EXPECT_EQ(replayed.runner->stats().graphs, 3 * 3);  // 1, 2, 3 requests; 2048, 4096, 4200 keys
+  // 1, 2, 3 requests; 2048, 4096, 4200 keys
+  EXPECT_EQ(decode_graphs(*replayed.runner), 3 * 3);
   EXPECT_EQ(enqueued.runner->stats().graphs, 0);
   const auto text = [](int32_t begin, int32_t end) {
     std::vector<int32_t> tokens;
@@ -194,6 +208,55 @@ TEST_F(GpuModelRunner, StepsOfShortContextsHaveTheBitsOfEnqueuedOnes) {
   }
 }
 
+// Steps of every division of few tokens among few requests: prompts alone, beside decodes, in the
+// first chunk and in later ones, padded to each size that graphs are captured for.
+TEST_F(GpuModelRunner, SmallChunksHaveTheBitsOfEnqueuedOnes) {
+  constexpr BatchLimits kChunks = {
+      .max_requests = 20, .max_tokens = 160, .max_q_len = 128, .max_kv_len = 512};
+  Parts replayed(kChunks, true), enqueued(kChunks, false);
+  EXPECT_EQ(replayed.runner->stats().chunk_graphs, 3 * 5);  // 1, 8, 20 requests
+  EXPECT_EQ(enqueued.runner->stats().chunk_graphs, 0);
+  const std::vector<std::vector<int32_t>> steps = {{5},
+                                                   {16},
+                                                   {17},
+                                                   {90},
+                                                   {128},
+                                                   {100, 1},
+                                                   {1, 1, 9},
+                                                   {30, 2, 31},
+                                                   {1, 40, 1, 1},
+                                                   {1, 1, 1, 1, 1, 1, 1, 50},
+                                                   {2, 2, 2, 2},
+                                                   {1, 1, 1, 1, 1, 1, 1, 1, 20},
+                                                   {7, 7, 7, 7, 7, 7, 7, 7, 7, 7}};
+  std::vector<CacheLease> leases[2];
+  std::vector<int32_t> lengths(20);
+  const std::vector<int32_t> first = {5};
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    leases[0].push_back(replayed.caches->admit({first, {}}, false, 0).value());
+    leases[1].push_back(enqueued.caches->admit({first, {}}, false, 0).value());
+  }
+  for (const std::vector<int32_t>& step : steps) {
+    std::vector<std::vector<int32_t>> texts;
+    for (size_t i = 0; i < step.size(); ++i) {
+      std::vector<int32_t> text;
+      for (int32_t t = 0; t < step[i]; ++t) {
+        text.push_back(3 + (lengths[i] + t) * 7 % 500 + static_cast<int32_t>(i));
+      }
+      texts.push_back(std::move(text));
+    }
+    const std::vector<float> logits = replayed.append_each(leases[0], lengths, texts);
+    EXPECT_EQ(enqueued.append_each(leases[1], lengths, texts), logits)
+        << ::testing::PrintToString(step);
+    for (const float logit : logits) ASSERT_TRUE(std::isfinite(logit));
+    for (size_t i = 0; i < step.size(); ++i) lengths[i] += step[i];
+  }
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    replayed.caches->release(leases[0][i]);
+    enqueued.caches->release(leases[1][i]);
+  }
+}
+
 // Three requests with chains of 4, 2 and 1 tokens: the tokens drawn after each row are those of the
 // logits of that row, in a graph, and enqueued with fewer rows of logits at once than the pass has.
 TEST_F(GpuModelRunner, DrawsATokenAfterEachRowOfAChain) {
@@ -201,7 +264,7 @@ TEST_F(GpuModelRunner, DrawsATokenAfterEachRowOfAChain) {
       .max_requests = 3, .max_tokens = 16, .max_q_len = 16, .max_kv_len = 64};
   constexpr int32_t kWidth = 4;
   Parts graphs(kChains, true, 16, kWidth), few_rows(kChains, false, 3, kWidth);
-  EXPECT_EQ(graphs.runner->stats().graphs, 3 * 4);  // 1, 2, 3 requests of 1 to 4 tokens
+  EXPECT_EQ(decode_graphs(*graphs.runner), 3 * 4);  // 1, 2, 3 requests of 1 to 4 tokens
   const std::vector<int32_t> text = {5, 300, 17, 900};
   const size_t counts[] = {4, 2, 1};
   SamplingParams sampled;

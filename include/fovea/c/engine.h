@@ -221,7 +221,7 @@ typedef struct fovea_engine_stats {
   int32_t max_context;
   int32_t wanted_context;  // larger than max_context if the KV budget holds less
   int32_t has_text;        // 1: the checkpoint's tokenizer was read
-  int32_t graphs;          // captured decode steps
+  int32_t graphs;          // captured steps
   int64_t steps;
   int64_t prefill_tokens, decode_tokens;
   double prefill_seconds, decode_seconds;
