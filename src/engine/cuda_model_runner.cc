@@ -19,7 +19,7 @@
 
 #include "core/check.h"
 #include "engine/cuda_batch.h"
-#include "engine/graph_sizes.h"
+#include "engine/padded_passes.h"
 #include "engine/pass_clock.h"
 #include "engine/wait_for_pass.h"
 #include "fovea/pass_addresses.h"
@@ -68,6 +68,7 @@ class CudaModelRunner final : public ModelRunner {
     std::vector<Draw> draws;
   };
 
+  PaddedPassOptions padded_options(const ModelRunnerOptions& options) const;
   void warm_up();
   void run_first(const PassSize& size);
   void capture(const PassSize& size);
@@ -76,14 +77,6 @@ class CudaModelRunner final : public ModelRunner {
   std::span<float> logits_of(int32_t rows) const {
     return {logits_.data<float>(), static_cast<size_t>(rows) * static_cast<size_t>(vocabulary())};
   }
-  // Returns the size of the graph for up to that many requests, of up to q_len new tokens and
-  // kv_len keys each.
-  PassSize size_of_graph(int32_t requests, int32_t q_len, int32_t kv_len,
-                         bool shares_prefixes) const;
-  PassSize size_of_graph(const ChunkSize& chunk) const;
-  // Returns the size of the graph that serves the filled pass, if there is one.
-  std::optional<PassSize> find_graph(std::span<const PassPart> parts, const PassSize& size) const;
-  bool is_verified(const PassSize& size) const;
   PassAddresses addresses(const PassSize& size) const;
   PassSize prepare(std::span<const PassPart> parts, PassSize size);
   void launch(const PassSize& size, std::span<const PassPart> parts);
@@ -102,10 +95,8 @@ class CudaModelRunner final : public ModelRunner {
   gpu::PinnedBuffer readable_;  // [max_requests, vocabulary] logits of a decode step
   SharedPrefixes prefixes_;
   int32_t logit_rows_;
-  int32_t max_padded_ = 0;  // max number of requests in a decode step with a graph
-  int32_t max_width_ = 1;   // max new tokens of a request in a decode or verification with a graph
+  PaddedPasses padded_;
   bool replays_;
-  bool pads_chunks_;  // small chunks of prompts have graphs
   std::map<GraphKey, Captured> graphs_;
   RunnerStats stats_;
   std::array<Flight, CudaBatch::kPlaces> flights_;
@@ -123,11 +114,8 @@ CudaModelRunner::CudaModelRunner(ReservedModel model, CacheSet& caches,
       prefixes_(prefixes),
       logit_rows_(std::clamp(options.logit_rows, std::min(limits_.max_requests, limits_.max_tokens),
                              limits_.max_tokens)),
-      max_padded_(std::min({limits_.max_requests, limits_.max_tokens, options.max_graph_requests})),
-      max_width_(options.captures_extends ? std::min(options.max_width, limits_.max_q_len) : 1),
-      replays_(options.cuda_graphs && max_padded_ > 0),
-      pads_chunks_(max_padded_ > 0 && options.captures_extends &&
-                   std::ranges::none_of(model_.model().info().groups, is_latent)) {
+      padded_(padded_options(options), prefixes),
+      replays_(options.cuda_graphs) {
   const auto row_bytes = static_cast<size_t>(vocabulary()) * sizeof(float);
   logits_ = gpu::DeviceBuffer(static_cast<size_t>(logit_rows_) * row_bytes);
   readable_ = gpu::PinnedBuffer(static_cast<size_t>(limits_.max_requests) * row_bytes);
@@ -137,6 +125,18 @@ CudaModelRunner::CudaModelRunner(ReservedModel model, CacheSet& caches,
   warm_up();
   if (replays_) capture_all();
   clock_.start(stream());
+}
+
+PaddedPassOptions CudaModelRunner::padded_options(const ModelRunnerOptions& options) const {
+  const bool latent = std::ranges::any_of(model_.model().info().groups, is_latent);
+  return {
+      .limits = limits_,
+      .max_requests =
+          std::min({limits_.max_requests, limits_.max_tokens, options.max_graph_requests}),
+      .max_width = options.captures_extends ? std::min(options.max_width, limits_.max_q_len) : 1,
+      .logit_rows = logit_rows_,
+      .chunks = options.captures_extends && !latent,
+      .draws = draws()};
 }
 
 // Model and caches are there while the pass ends and memory is freed.
@@ -175,34 +175,6 @@ void CudaModelRunner::run_first(const PassSize& size) {
   device().meet_ranks();
 }
 
-PassSize CudaModelRunner::size_of_graph(int32_t requests, int32_t q_len, int32_t kv_len,
-                                        bool shares_prefixes) const {
-  PassSize size;
-  size.requests = graph_size(requests, max_padded_);
-  size.max_q_len = graph_width(q_len, max_width_);
-  size.tokens = size.logit_rows = size.draw_count = size.requests * size.max_q_len;
-  size.shares_prefixes = shares_prefixes;
-  size.max_kv_len = graph_context(size.requests, kv_len, limits_.max_kv_len);
-  size.mode = size.max_q_len == 1 ? ForwardMode::decode : ForwardMode::extend;
-  size.draws = draws();
-  size.padded = true;
-  return size;
-}
-
-// One graph serves any division of the tokens among the requests.
-PassSize CudaModelRunner::size_of_graph(const ChunkSize& chunk) const {
-  PassSize size;
-  size.requests = chunk.requests;
-  size.tokens = chunk.tokens;
-  size.logit_rows = size.draw_count = std::min(chunk.requests, chunk.tokens);
-  size.max_q_len = std::min(chunk.tokens, limits_.max_q_len);
-  size.max_kv_len = limits_.max_kv_len;
-  size.mode = ForwardMode::mixed;
-  size.draws = draws();
-  size.padded = true;
-  return size;
-}
-
 // Runs the pass once eagerly, so that nothing is chosen or allocated during the capture, and
 // replays the graph once, so that no request waits for its upload to the device.
 void CudaModelRunner::capture(const PassSize& size) {
@@ -220,22 +192,9 @@ void CudaModelRunner::capture(const PassSize& size) {
 }
 
 void CudaModelRunner::capture_all() {
-  const int32_t max_tokens = std::min(limits_.max_tokens, logit_rows_);
-  for (const int32_t requests : graph_sizes(max_padded_)) {
-    for (const int32_t context : graph_contexts(requests, limits_.max_kv_len)) {
-      for (const int32_t width : graph_widths(max_width_)) {
-        if (has_graph(requests, width, max_tokens)) {
-          capture(size_of_graph(requests, width, context, false));
-        }
-      }
-      if (prefixes_.possible(requests, context)) capture(size_of_graph(requests, 1, context, true));
-    }
-  }
-  if (pads_chunks_) {
-    for (const ChunkSize& chunk : chunk_sizes(max_padded_, limits_.max_tokens)) {
-      capture(size_of_graph(chunk));
-      ++stats_.chunk_graphs;
-    }
+  for (const PassSize& size : padded_.sizes()) {
+    capture(size);
+    stats_.chunk_graphs += PaddedPasses::has_chunks(size);
   }
   stats_.graphs = static_cast<int32_t>(graphs_.size());
 }
@@ -253,30 +212,6 @@ void CudaModelRunner::enqueue(const PassSize& size) {
   }
 }
 
-// Passes with drafts share prefixes in no graph: eagerly they read them once.
-bool CudaModelRunner::is_verified(const PassSize& size) const {
-  return size.max_q_len <= max_width_ && !size.shares_prefixes &&
-         has_graph(graph_size(size.requests, max_padded_), graph_width(size.max_q_len, max_width_),
-                   std::min(limits_.max_tokens, logit_rows_));
-}
-
-std::optional<PassSize> CudaModelRunner::find_graph(std::span<const PassPart> parts,
-                                                    const PassSize& size) const {
-  if (size.requests > max_padded_) return std::nullopt;
-  const bool decodes = size.max_q_len == 1 && std::ranges::all_of(parts, [](const PassPart& part) {
-                         return part.logit_rows == 1;
-                       });
-  if (decodes || (size.max_q_len > 1 && is_verified(size))) {
-    return size_of_graph(size.requests, size.max_q_len, size.max_kv_len, size.shares_prefixes);
-  }
-  const bool has_drafts =
-      std::ranges::any_of(parts, [](const PassPart& part) { return part.logit_rows > 1; });
-  if (!pads_chunks_ || has_drafts || size.shares_prefixes) return std::nullopt;
-  const ChunkSize chunk = chunk_size(size.requests, size.tokens, max_padded_, limits_.max_tokens);
-  if (chunk.requests == 0) return std::nullopt;
-  return size_of_graph(chunk);
-}
-
 // Notes the filled pass, pads it to the size of a graph if there is one, and returns the sizes of
 // the pass to run.
 PassSize CudaModelRunner::prepare(std::span<const PassPart> parts, PassSize size) {
@@ -290,7 +225,7 @@ PassSize CudaModelRunner::prepare(std::span<const PassPart> parts, PassSize size
   }
   size.shares_prefixes = prefixes_.find(parts, caches_.table(), batch_.shared_prefix(size.tokens));
   stats_.shared_steps += size.shares_prefixes;
-  const std::optional<PassSize> padded = find_graph(parts, size);
+  const std::optional<PassSize> padded = padded_.find(parts, size);
   if (!padded) return size;
   batch_.pad(size, *padded);
   return *padded;

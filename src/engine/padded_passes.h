@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which passes on a GPU are padded to a size that is captured as a graph, and to which.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "engine/graph_sizes.h"
+#include "engine/model_runner.h"
+#include "engine/pass_arrays.h"
+#include "engine/shared_prefixes.h"
+
+namespace fovea {
+
+struct PaddedPassOptions {
+  BatchLimits limits;
+  int32_t max_requests = 0;  // of a padded pass; 0: none is padded
+  int32_t max_width = 1;     // max new tokens of a request in a padded pass without prompts
+  int32_t logit_rows = 1;    // max rows of logits of such a pass
+  bool chunks = false;       // passes with small chunks of prompts are padded
+  bool draws = false;        // passes draw their tokens
+};
+
+class PaddedPasses {
+ public:
+  // Copies `prefixes`.
+  PaddedPasses(const PaddedPassOptions& options, const SharedPrefixes& prefixes)
+      : options_(options), prefixes_(prefixes) {}
+
+  // Returns all sizes. No two of them differ in max_q_len and draw_count alone.
+  std::vector<PassSize> sizes() const;
+  // Returns the size for the pass with these parts, filled to `size`, if it is padded.
+  std::optional<PassSize> find(std::span<const PassPart> parts, const PassSize& size) const;
+  static bool has_chunks(const PassSize& padded) { return padded.mode == ForwardMode::mixed; }
+
+ private:
+  // Returns the size for up to that many requests, of up to q_len new tokens and kv_len keys each.
+  PassSize of_decodes(int32_t requests, int32_t q_len, int32_t kv_len, bool shares_prefixes) const;
+  PassSize of_chunks(const ChunkSize& chunk) const;
+  bool has_verification(const PassSize& size) const;
+
+  PaddedPassOptions options_;
+  SharedPrefixes prefixes_;
+};
+
+}  // namespace fovea
