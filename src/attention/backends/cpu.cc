@@ -53,8 +53,12 @@ const HostKernels& cpu_kernels() {
   return kernels;
 }
 
+// The first look at the CPU allocates, which no pass may do.
 const HostKernels& linear_kernels() {
-  static const HostKernels kernels = simd_kernels("linear");
+  static const HostKernels kernels = [] {
+    (void)cpu::best_isa();
+    return simd_kernels("linear");
+  }();
   return kernels;
 }
 
