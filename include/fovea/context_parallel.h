@@ -98,16 +98,18 @@ enum class ContextMerge : uint8_t {
 };
 
 struct ContextExchangeShape {
-  DType dtype = DType::f32;  // type of q and of outputs: fp32, fp16 or bf16
+  DType dtype = DType::f32;  // type of q and of outputs: fp32, fp16 or bf16; on a GPU 16 bits
   int32_t heads = 0;         // q heads of one rank
-  int32_t q_dim = 0;         // values per head of q
-  int32_t dim = 0;           // values per head of outputs
+  int32_t q_dim = 0;         // values per head of q; on a GPU a multiple of 8
+  int32_t dim = 0;           // values per head of outputs; likewise
   int32_t max_tokens = 0;    // new tokens of one call
   ContextMerge merge = ContextMerge::all_to_all;
+  Device device = {};  // where the arrays are: that of the communicator
 };
 
 // Bound to one shape and one communicator, whose ranks make the same calls. Allocates nothing after
-// its construction. Calls on one object must not overlap.
+// its construction. Calls on one object must not overlap. On a GPU, calls are enqueued, also in a
+// capture, rows begin at multiples of 16 bytes, and all calls of a communicator are on one stream.
 class ContextExchange {
  public:
   virtual ~ContextExchange() = default;
@@ -124,9 +126,9 @@ class ContextExchange {
                      const float* sinks = nullptr, Stream stream = nullptr) = 0;
 };
 
-// Returns an exchange on the CPU. The communicator and the threads must outlive it. Throws
-// Error{invalid_argument} naming the field that is out of range, or Error{unsupported} for a
-// communicator of a GPU, which has no kernels for this yet.
+// Returns an exchange. The communicator and the threads, which a GPU does not use, must outlive it.
+// Throws Error{invalid_argument} naming the field that is out of range, or Error{unsupported} for
+// types and widths without a kernel, for gather_scatter on a GPU, and for more than 8 GPUs.
 std::unique_ptr<ContextExchange> make_context_exchange(const ContextExchangeShape& shape,
                                                        Communicator& ranks, ThreadPool& threads);
 
@@ -138,18 +140,20 @@ struct ContextBackendOptions {
 };
 
 // Returns the limits that the local backend of make_context_backend() is selected for.
-BatchLimits local_limits(const ContextShards& shards, const BatchLimits& limits);
+BatchLimits local_limits(const ContextShards& shards, const BatchLimits& limits, DeviceKind device);
 
 // Returns a backend that does the steps above with `local`, a backend over the rank's pool. All
 // ranks plan the same batches and run the same layers:
 // - Batches are those of the whole: lengths, and tables and out_slots over pages of page_size *
-//   ranks tokens. Every new token becomes a request of its own, so prompts take long. Hints and
-//   positions are not used.
+//   ranks tokens. Positions are not used. On the CPU, and with an interleave above 1, every new
+//   token becomes a request of its own, so prompts take long; hints are not used there.
 // - LayerTensors have q, out, lse and sinks of the rank's own heads, and the new k and v of all kv
 //   heads; mla: q with its rotary part, and the weights of all heads.
-// Its workspace is the local backend's; the states that are exchanged take memory of their own. The
-// communicator and the threads must outlive it. Throws as make_context_exchange(), and
-// Error{invalid_argument} with the reasons of why_not_context_parallel() or naming a field.
+// Its workspace is the local backend's, on a GPU with that of the states of all heads; messages
+// take memory of their own. A captured pass serves any lengths, as that of the local backend does.
+// The communicator and the threads, which a GPU does not use, must outlive it. Throws as
+// make_context_exchange(), and Error{invalid_argument} with the reasons of
+// why_not_context_parallel() or naming a field.
 std::unique_ptr<AttentionBackend> make_context_backend(std::unique_ptr<AttentionBackend> local,
                                                        const ContextBackendOptions& options,
                                                        Communicator& ranks, ThreadPool& threads);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // An attention backend whose context is distributed over ranks: translates batches of the whole to
 // those of a rank's pool, and exchanges queries and states around the local backend.
-#include <fmt/ranges.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <numeric>
@@ -11,38 +11,12 @@
 
 #include "core/check.h"
 #include "core/rounding.h"
+#include "dist/context_checks.h"
+#include "dist/cuda_context_backend.h"
 #include "fovea/context_parallel.h"
 
 namespace fovea {
 namespace {
-
-bool is_mla(const AttentionSpec& spec) { return spec.kind == AttentionKind::mla; }
-
-int32_t query_dim(const AttentionSpec& spec) {
-  if (!is_mla(spec)) return spec.head_dim;
-  const int32_t own = spec.mla.nope_dim > 0 ? spec.mla.nope_dim : spec.mla.kv_lora_rank;
-  return own + spec.mla.rope_dim;
-}
-
-int32_t result_dim(const AttentionSpec& spec) {
-  if (!is_mla(spec)) return spec.head_dim_v;
-  return spec.mla.v_dim > 0 ? spec.mla.v_dim : spec.mla.kv_lora_rank;
-}
-
-void check_options(const ContextBackendOptions& options, const AttentionBackend* local,
-                   const Communicator& ranks) {
-  const AttentionSpec& spec = options.spec;
-  check_argument(local != nullptr, "local is null");
-  check_shards(options.shards, options.page_size);
-  check_argument(options.shards.ranks == ranks.size(),
-                 "shards.ranks is {}, the communicator has {}", options.shards.ranks, ranks.size());
-  const std::vector<std::string> reasons = why_not_context_parallel(spec);
-  check_argument(reasons.empty(), "spec: {}", fmt::join(reasons, "; "));
-  check_argument(spec.needs_lse, "spec.needs_lse is false, states are merged by LSE");
-  check_argument(!spec.scores.has_sinks, "spec.scores.has_sinks is true, but sinks count once");
-  check_argument(spec.q_heads > 0 && spec.q_heads % ranks.size() == 0,
-                 "spec.q_heads is {}, must be a multiple of {} ranks", spec.q_heads, ranks.size());
-}
 
 class ContextBackend final : public AttentionBackend {
  public:
@@ -59,11 +33,11 @@ class ContextBackend final : public AttentionBackend {
   const KvPool* kv() const override { return local_->kv(); }
 
   size_t workspace_bytes(const BatchLimits& limits) const override {
-    return local_->workspace_bytes(local_limits(options_.shards, limits));
+    return local_->workspace_bytes(local_limits(options_.shards, limits, DeviceKind::cpu));
   }
 
   void reserve(const BatchLimits& limits, std::span<std::byte> workspace) override {
-    const BatchLimits local = local_limits(options_.shards, limits);
+    const BatchLimits local = local_limits(options_.shards, limits, DeviceKind::cpu);
     local_->reserve(local, workspace);
     limits_ = limits;
     const auto tokens = static_cast<size_t>(limits.max_tokens);
@@ -75,17 +49,13 @@ class ContextBackend final : public AttentionBackend {
     indptr_.resize(tokens + 1);
     std::iota(indptr_.begin(), indptr_.end(), 0);
     const AttentionSpec& spec = options_.spec;
-    exchange_ = make_context_exchange({.dtype = activation_dtype(spec),
-                                       .heads = spec.q_heads / ranks_.size(),
-                                       .q_dim = query_dim(spec),
-                                       .dim = result_dim(spec),
-                                       .max_tokens = limits.max_tokens,
-                                       .merge = options_.merge},
-                                      ranks_, threads_);
+    const ContextExchangeShape shape =
+        exchange_shape(options_, ranks_.size(), limits.max_tokens, device());
+    exchange_ = make_context_exchange(shape, ranks_, threads_);
     const size_t rows = tokens * static_cast<size_t>(spec.q_heads);
-    const size_t element = dtype_bytes(activation_dtype(spec));
-    q_.resize(rows * static_cast<size_t>(query_dim(spec)) * element);
-    out_.resize(rows * static_cast<size_t>(result_dim(spec)) * element);
+    const size_t element = dtype_bytes(shape.dtype);
+    q_.resize(rows * static_cast<size_t>(shape.q_dim) * element);
+    out_.resize(rows * static_cast<size_t>(shape.dim) * element);
     lse_.resize(rows);
     tokens_ = -1;
   }
@@ -111,11 +81,11 @@ class ContextBackend final : public AttentionBackend {
     check_argument(tokens_ >= 0, "forward() without a plan");
     if (!layer.q) return local_->forward(layer, stream);
     const AttentionSpec& spec = options_.spec;
-    check_argument(!layer.mla.q_rope, "mla.q_rope is given, q must hold its rotary part");
-    const DType dtype = activation_dtype(spec);
+    check_context_layer(layer);
+    const ContextExchangeShape shape = exchange_shape(options_, ranks_.size(), tokens_, device());
     LayerTensors whole = layer;
-    whole.q = dense_rows(q_.data(), dtype, spec.q_heads, query_dim(spec));
-    whole.out = dense_rows(out_.data(), dtype, spec.q_heads, result_dim(spec));
+    whole.q = dense_rows(q_.data(), shape.dtype, spec.q_heads, shape.q_dim);
+    whole.out = dense_rows(out_.data(), shape.dtype, spec.q_heads, shape.dim);
     whole.lse = NaturalLse(lse_.data());
     whole.scores.sinks = nullptr;
     exchange_->gather_queries(layer.q, whole.q, tokens_, stream);
@@ -203,10 +173,16 @@ class ContextBackend final : public AttentionBackend {
 
 }  // namespace
 
-BatchLimits local_limits(const ContextShards& shards, const BatchLimits& limits) {
+BatchLimits local_limits(const ContextShards& shards, const BatchLimits& limits,
+                         DeviceKind device) {
   BatchLimits local = limits;
-  local.max_requests = std::max(limits.max_tokens, 1);
-  local.max_q_len = 1;
+  if (device == DeviceKind::cuda && shards.interleave == 1) {
+    local.max_requests *= shards.ranks;
+    local.max_q_len = ceil_div(limits.max_q_len, shards.ranks);
+  } else {
+    local.max_requests = std::max({limits.max_requests, limits.max_tokens, 1});
+    local.max_q_len = 1;
+  }
   // Rank 0 has the most tokens of a request.
   local.max_kv_len = std::max(1, static_cast<int32_t>(shards.local_length(limits.max_kv_len, 0)));
   local.prefix_levels = 0;
@@ -216,8 +192,13 @@ BatchLimits local_limits(const ContextShards& shards, const BatchLimits& limits)
 std::unique_ptr<AttentionBackend> make_context_backend(std::unique_ptr<AttentionBackend> local,
                                                        const ContextBackendOptions& options,
                                                        Communicator& ranks, ThreadPool& threads) {
-  check_options(options, local.get(), ranks);
-  return std::make_unique<ContextBackend>(std::move(local), options, ranks, threads);
+  check_context_options(options, local.get(), ranks.size());
+  if (local->device().kind == DeviceKind::cpu) {
+    return std::make_unique<ContextBackend>(std::move(local), options, ranks, threads);
+  }
+  auto links = std::make_unique<ContextLinks>(ranks, local->device().index);
+  ContextLinks& own = *links;
+  return make_cuda_context_backend(std::move(local), options, own, std::move(links));
 }
 
 }  // namespace fovea

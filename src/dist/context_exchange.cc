@@ -10,6 +10,8 @@
 #include "attention/row_views.h"
 #include "core/check.h"
 #include "core/checked_math.h"
+#include "dist/context_checks.h"
+#include "dist/cuda_context_exchange.h"
 #include "fovea/context_parallel.h"
 #include "kernels/cpu/cpu.h"
 
@@ -17,20 +19,6 @@ namespace fovea {
 namespace {
 
 constexpr float kEmpty = -std::numeric_limits<float>::infinity();
-
-void check_shape(const ContextExchangeShape& shape, const Communicator& ranks) {
-  check_argument(is_floating(shape.dtype) && !is_fp8(shape.dtype),
-                 "dtype is {}, accepted: fp32, fp16, bf16", dtype_name(shape.dtype));
-  check_argument(shape.heads > 0, "heads is {}, must be positive", shape.heads);
-  check_argument(shape.q_dim > 0, "q_dim is {}, must be positive", shape.q_dim);
-  check_argument(shape.dim > 0, "dim is {}, must be positive", shape.dim);
-  check_argument(shape.max_tokens > 0, "max_tokens is {}, must be positive", shape.max_tokens);
-  check_enum(shape.merge, ContextMerge::gather_scatter, "merge", "ContextMerge");
-  if (ranks.device() != DeviceKind::cpu) {
-    fail(ErrorCode::unsupported,
-         "the communicator {} runs on a GPU, contexts are exchanged on the CPU only", ranks.name());
-  }
-}
 
 class HostContextExchange final : public ContextExchange {
  public:
@@ -82,12 +70,7 @@ class HostContextExchange final : public ContextExchange {
 
  private:
   void check_rows(const HeadRows& rows, std::string_view name, int64_t tokens) const {
-    check_argument(tokens >= 0 && tokens <= shape_.max_tokens, "tokens is {}, must be in [0, {}]",
-                   tokens, shape_.max_tokens);
-    if (tokens == 0) return;
-    check_argument(static_cast<bool>(rows), "{} is absent", name);
-    check_argument(rows.dtype == shape_.dtype, "{} is {}, must be {}", name, dtype_name(rows.dtype),
-                   dtype_name(shape_.dtype));
+    check_exchanged_rows(shape_, rows, name, tokens);
   }
   static size_t bytes(int64_t floats) { return static_cast<size_t>(floats) * sizeof(float); }
   HeadRows packed(float* data, int32_t dim) const {
@@ -188,8 +171,13 @@ class HostContextExchange final : public ContextExchange {
 
 std::unique_ptr<ContextExchange> make_context_exchange(const ContextExchangeShape& shape,
                                                        Communicator& ranks, ThreadPool& threads) {
-  check_shape(shape, ranks);
-  return std::make_unique<HostContextExchange>(shape, ranks, threads);
+  check_exchange_shape(shape, ranks);
+  if (shape.device.kind == DeviceKind::cpu) {
+    return std::make_unique<HostContextExchange>(shape, ranks, threads);
+  }
+  auto links = std::make_unique<ContextLinks>(ranks, shape.device.index);
+  ContextLinks& own = *links;
+  return std::make_unique<CudaContextExchange>(shape, own, std::move(links));
 }
 
 }  // namespace fovea

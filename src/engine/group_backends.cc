@@ -88,8 +88,9 @@ std::vector<GroupSelection> select_group_backends(const ModelInfo& model,
     selection.request.spec = group.spec;
     selection.request.spec.batch_invariant = options.batch_invariant;
     if (caches[g].kv) selection.request.cache = *caches[g].kv;
-    selection.request.limits =
-        group.context_ranks > 1 ? local_limits({group.context_ranks, 1}, limits) : limits;
+    selection.request.limits = group.context_ranks > 1
+                                   ? local_limits({group.context_ranks, 1}, limits, device.kind)
+                                   : limits;
     selection.request.device = device;
     const BackendRegistry& registry = *options.registry;
     const bool linear = is_linear(group.spec.kind);

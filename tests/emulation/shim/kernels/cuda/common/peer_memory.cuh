@@ -19,6 +19,13 @@ inline void store_marked(uint32_t* to, const MarkedPair& pair) {
 inline MarkedPair load_marked(const uint32_t* from) { return {from[0], from[1], from[2], from[3]}; }
 inline uint32_t load_shared_word(const uint32_t* from) { return *from; }
 inline void store_shared_word(uint32_t* to, uint32_t value) { *to = value; }
+inline void store_shared_quad(uint32_t* to, const uint4& quad) {
+  to[0] = quad.x;
+  to[1] = quad.y;
+  to[2] = quad.z;
+  to[3] = quad.w;
+}
+inline uint4 load_shared_quad(const uint32_t* from) { return {from[0], from[1], from[2], from[3]}; }
 
 // A millisecond passes between two questions.
 inline int64_t global_nanoseconds() {
