@@ -4,14 +4,13 @@
 #include <algorithm>
 #include <functional>
 
+#include "bench/rank_timing.h"
 #include "core/check.h"
 #include "engine/rank_links.h"
 #include "fovea/gpu.h"
 
 namespace fovea::bench {
 namespace {
-
-constexpr int kCalls = 32, kReplays = 7;
 
 // One rank with its buffers.
 class Rank {
@@ -35,24 +34,9 @@ class Rank {
     gpu::synchronize(stream_.get());
     links_.host->barrier();
     if (!served) return -1;
-    const gpu::Graph graph = gpu::Graph::capture(stream_.get(), [&](Stream) {
-      for (int i = 0; i < kCalls; ++i) call(*this, bytes);
-    });
-    std::vector<double> times;
-    for (int replay = 0; replay < kReplays; ++replay) {
-      gpu::Event begin, end;
-      links_.host->barrier();
-      graph.launch(stream_.get());  // the ranks begin the next one together
-      begin.record(stream_.get());
-      graph.launch(stream_.get());
-      end.record(stream_.get());
-      end.wait();
-      times.push_back(1e3 * end.milliseconds_since(begin) / kCalls);
-    }
-    links_.host->barrier();
+    const double time = time_calls(*links_.host, stream_.get(), [&] { call(*this, bytes); });
     check(bytes, expected);
-    std::ranges::nth_element(times, times.begin() + kReplays / 2);
-    return times[kReplays / 2];
+    return time;
   }
 
   bool nccl(size_t bytes) {
@@ -99,13 +83,14 @@ class Rank {
 
 double copy_gbps() {
   constexpr size_t kBytes = size_t{256} << 20;
+  constexpr int kTries = 7;
   const gpu::Context other(1);
   gpu::DeviceBuffer from(kBytes);
   const gpu::Context context(0);
   const gpu::DeviceBuffer to(kBytes);
   const gpu::OwnedStream stream;
   double best = 0;
-  for (int i = 0; i < kReplays; ++i) {
+  for (int i = 0; i < kTries; ++i) {
     gpu::Event begin, end;
     begin.record(stream.get());
     gpu::copy_on_device(to.data(), from.data(), kBytes, stream.get());
@@ -131,7 +116,7 @@ RankFigures measure_ranks(const RankBenchOptions& options) {
   std::vector<int> gpus;
   for (int gpu = 0; gpu < options.ranks; ++gpu) gpus.push_back(gpu);
   RankThreads threads(options.ranks, true);
-  RankLinks links(threads, gpus, {});
+  RankLinks links(threads, gpus, true, {});
   RankFigures figures;
   figures.copy_gbps = copy_gbps();
   for (size_t bytes = options.min_bytes; bytes <= options.max_bytes; bytes *= 2) {
@@ -141,13 +126,20 @@ RankFigures measure_ranks(const RankBenchOptions& options) {
   const auto measure = [&](int rank) {
     const auto own = static_cast<size_t>(rank);
     const float sum = static_cast<float>(options.ranks * (options.ranks + 1)) / 2;
-    ranks[own] = std::make_unique<Rank>(links.of(rank, false), gpus[own], options.max_bytes);
+    ranks[own] = std::make_unique<Rank>(links.of(rank), gpus[own], options.max_bytes);
     for (RankSumTime& time : figures.times) {
       RankSumTime measured = time;
       measured.nccl = ranks[own]->microseconds(&Rank::nccl, time.bytes, sum);
       measured.sums = ranks[own]->microseconds(&Rank::sums, time.bytes, sum);
       measured.gather = ranks[own]->microseconds(&Rank::gather, time.bytes, 1);
       if (rank == 0) time = measured;
+    }
+    const ModelRanks own_links = links.of(rank);
+    std::vector<ContextTime> exchanges = measure_exchanges(own_links, gpus[own]);
+    std::vector<ContextLayerTime> layers = measure_context_layers(own_links, gpus[own]);
+    if (rank == 0) {
+      figures.exchanges = std::move(exchanges);
+      figures.layers = std::move(layers);
     }
   };
   threads.run([&](int rank) {

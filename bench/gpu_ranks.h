@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Measures sums over the GPUs of this machine, and the links between them.
+// Measures sums and exchanges over the GPUs of this machine, and the links between them.
 #pragma once
 
 #include <cstddef>
 #include <vector>
+
+#include "bench/gpu_contexts.h"
 
 namespace fovea::bench {
 
@@ -23,6 +25,8 @@ struct RankSumTime {
 struct RankFigures {
   double copy_gbps = 0;  // copies of 256 MiB from GPU 1 to GPU 0, 1e9 bytes a second
   std::vector<RankSumTime> times;
+  std::vector<ContextTime> exchanges;
+  std::vector<ContextLayerTime> layers;  // empty if the GPUs cannot access each other's memory
 };
 
 // Throws Error{unsupported} with the reason if there are fewer GPUs or no NCCL, and

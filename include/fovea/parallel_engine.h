@@ -36,8 +36,7 @@ struct ParallelOptions {
 // and all later ones throw Error{device_failure} with the reason.
 //
 // Throws as Engine::load(), and Error{invalid_argument} for numbers of ranks by which the model's
-// heads cannot be divided, Error{unsupported} if there are fewer GPUs than ranks or no NCCL, and
-// for context_parallel on GPUs.
+// heads cannot be divided, and Error{unsupported} if there are fewer GPUs than ranks or no NCCL.
 std::unique_ptr<Engine> load_parallel_engine(const EngineOptions& options,
                                              const ParallelOptions& parallel);
 

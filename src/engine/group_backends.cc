@@ -8,6 +8,7 @@
 
 #include "attention/validate/spec.h"
 #include "core/check.h"
+#include "dist/cuda_context_backend.h"
 #include "fovea/context_parallel.h"
 
 namespace fovea {
@@ -48,6 +49,12 @@ KvCacheSpec kv_cache_spec(const LayerGroup& group, const EngineOptions& options)
     cache.scale = KvScale::per_token_head;
   }
   return cache;
+}
+
+ContextBackendOptions context_options(const GroupSelection& selection, int32_t ranks) {
+  return {.spec = selection.request.spec,
+          .shards = {ranks, 1},
+          .page_size = selection.request.cache.page_size};
 }
 
 const BackendEntry& decode_entry(const GroupSelection& selection) {
@@ -109,6 +116,13 @@ std::vector<GroupSelection> select_group_backends(const ModelInfo& model,
       selection.why_no_graphs =
           fmt::format("decode steps are enqueued, not replayed: {} captures no batch", decode.name);
     }
+    if (group.context_ranks > 1 && device.kind == DeviceKind::cuda) {
+      // The context backend carves its own arrays from the same workspace.
+      const size_t bytes =
+          context_workspace_bytes(context_options(selection, group.context_ranks), limits);
+      selection.prefill.workspace_bytes += bytes;
+      if (selection.decode) selection.decode->workspace_bytes += bytes;
+    }
     selections.push_back(std::move(selection));
   }
   return selections;
@@ -126,11 +140,11 @@ std::unique_ptr<AttentionBackend> create_group_backend(const GroupSelection& sel
     backend->reserve(selection.request.limits);
     return backend;
   }
-  backend = make_context_backend(std::move(backend),
-                                 {.spec = context.spec,
-                                  .shards = {ranks.context_ranks, 1},
-                                  .page_size = selection.request.cache.page_size},
-                                 *ranks.communicator, *context.threads);
+  const ContextBackendOptions options = context_options(selection, ranks.context_ranks);
+  backend = ranks.links != nullptr
+                ? make_cuda_context_backend(std::move(backend), options, *ranks.links)
+                : make_context_backend(std::move(backend), options, *ranks.communicator,
+                                       *context.threads);
   backend->reserve(ranks.limits);
   return backend;
 }

@@ -13,6 +13,8 @@
 
 namespace fovea {
 
+class ContextLinks;
+
 // Returns the caches of a model in the dtype that the options request. Throws Error{unsupported} or
 // {invalid_argument} naming an option that a group does not support.
 std::vector<CacheGroup> cache_groups(const ModelInfo& model, const EngineOptions& options);
@@ -31,6 +33,7 @@ std::vector<GroupSelection> select_group_backends(const ModelInfo& model,
 struct GroupRanks {
   int32_t context_ranks = 1;  // LayerGroup::context_ranks
   Communicator* communicator = nullptr;
+  ContextLinks* links = nullptr;  // on a GPU
   BatchLimits limits = {};
 };
 

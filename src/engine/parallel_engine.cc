@@ -29,13 +29,13 @@ class ParallelEngine final : public Engine {
                  const std::vector<int>& gpus)
       : owns_weights_(options.random_weights.has_value() || !gpus.empty()),
         threads_(parallel.tensor_parallel, !gpus.empty()),
-        links_(threads_, gpus, parallel.communicator),
+        links_(threads_, gpus, parallel.context_parallel > 1, parallel.communicator),
         ranks_(index(parallel.tensor_parallel)) {
     threads_.run([&](int rank) {
       EngineOptions own = options;
       if (!gpus.empty()) own.device = fmt::format("cuda:{}", gpus[index(rank)]);
       try {
-        ranks_[index(rank)] = load_engine(own, links_.of(rank, parallel.context_parallel > 1));
+        ranks_[index(rank)] = load_engine(own, links_.of(rank));
       } catch (const std::exception& error) {
         links_.abort(error.what());
         throw;
@@ -254,12 +254,8 @@ EngineOptions options_of_rank(const EngineOptions& options, const ParallelOption
 }
 
 // Throws Error{unsupported} naming what ranks on GPUs cannot do yet.
-void check_device(const DeviceInfo& device, bool share_contexts, const EngineOptions& options) {
+void check_device(const DeviceInfo& device, const EngineOptions& options) {
   if (device.kind == DeviceKind::cpu) return;
-  if (share_contexts) {
-    fail(ErrorCode::unsupported,
-         "context_parallel is more than 1, device is a GPU: ranks share contexts on the CPU only");
-  }
   if (!options.speculate.empty()) {
     fail(ErrorCode::unsupported,
          "speculate is {}, device is a GPU: ranks speculate on the CPU only", options.speculate);
@@ -289,7 +285,7 @@ std::unique_ptr<Engine> load_engine_rank(const EngineOptions& options, Communica
   const DeviceInfo device = find_device(options.device);
   check_argument(ranks.device() == device.kind, "device is {}, but the ranks communicate on {}",
                  options.device, ranks.device() == DeviceKind::cpu ? "the CPU" : "GPUs");
-  check_device(device, share_contexts, options);
+  check_device(device, options);
   check_argument(options.kv_memory_bytes > 0,
                  "kv_memory_bytes is 0, must be given: all ranks need the same caches");
   EngineOptions of_rank = options;
@@ -302,7 +298,7 @@ std::unique_ptr<Engine> load_parallel_engine(const EngineOptions& options,
   check_parallel(options, parallel);
   const DeviceInfo device = find_device(options.device);
   if (parallel.tensor_parallel == 1) return Engine::load(options);
-  check_device(device, parallel.context_parallel > 1, options);
+  check_device(device, options);
   const std::vector<int> gpus = gpus_of(device, parallel.tensor_parallel);
   return std::make_unique<ParallelEngine>(options_of_rank(options, parallel, device), parallel,
                                           gpus);
@@ -313,7 +309,7 @@ EnginePlan plan_parallel_engine(const EngineOptions& options, const ParallelOpti
   check_parallel(options, parallel);
   if (parallel.tensor_parallel == 1) return Engine::plan(options, wanted);
   const DeviceInfo device = wanted ? *wanted : find_device(options.device);
-  check_device(device, parallel.context_parallel > 1, options);
+  check_device(device, options);
   if (!wanted) (void)gpus_of(device, parallel.tensor_parallel);
   const auto ranks = make_thread_communicators(parallel.tensor_parallel);
   return plan_rank(options_of_rank(options, parallel, device), wanted,

@@ -19,9 +19,10 @@ ThreadCommunicatorOptions host_options(ThreadCommunicatorOptions options, bool o
 
 }  // namespace
 
-RankLinks::RankLinks(RankThreads& threads, const std::vector<int>& gpus,
+RankLinks::RankLinks(RankThreads& threads, const std::vector<int>& gpus, bool share_contexts,
                      const ThreadCommunicatorOptions& options)
     : threads_(threads),
+      share_contexts_(share_contexts),
       timeout_(options.timeout),
       host_(make_thread_communicators(threads.size(), host_options(options, !gpus.empty()))) {
   if (gpus.empty()) return;
@@ -33,7 +34,9 @@ RankLinks::RankLinks(RankThreads& threads, const std::vector<int>& gpus,
         make_nccl_communicator(id, rank, threads_.size(), {DeviceKind::cuda, gpus[index(rank)]});
   });
   why_no_sums_ = why_no_rank_sums(gpus);
-  if (why_no_sums_.empty()) sums_ = make_rank_sums(gpus, {.timeout = options.timeout});
+  if (!why_no_sums_.empty()) return;
+  sums_ = make_rank_sums(gpus, {.timeout = options.timeout});
+  if (share_contexts) links_ = make_context_links(gpus, {.timeout = options.timeout});
 }
 
 RankLinks::~RankLinks() {
@@ -44,12 +47,13 @@ RankLinks::~RankLinks() {
   });
 }
 
-ModelRanks RankLinks::of(int rank, bool share_contexts) const {
+ModelRanks RankLinks::of(int rank) const {
   ModelRanks ranks;
-  ranks.share_contexts = share_contexts;
+  ranks.share_contexts = share_contexts_;
   ranks.host = host_[index(rank)].get();
   ranks.communicator = nccl_.empty() ? ranks.host : nccl_[index(rank)].get();
   if (!sums_.empty()) ranks.sums = sums_[index(rank)].get();
+  if (!links_.empty()) ranks.contexts = links_[index(rank)].get();
   ranks.timeout = timeout_;
   return ranks;
 }
@@ -57,6 +61,7 @@ ModelRanks RankLinks::of(int rank, bool share_contexts) const {
 void RankLinks::abort(std::string_view reason) {
   host_[0]->abort(reason);
   for (const auto& sums : sums_) sums->stop();
+  for (const auto& links : links_) links->stop();
   for (const auto& communicator : nccl_) {
     if (communicator != nullptr) communicator->abort(reason);
   }
@@ -64,8 +69,9 @@ void RankLinks::abort(std::string_view reason) {
 
 std::string RankLinks::explain() const {
   if (nccl_.empty()) return "threads of this process";
-  return fmt::format("threads of this process with a GPU each; sums over NCCL{}{}",
+  return fmt::format("threads of this process with a GPU each; sums over NCCL{}{}{}",
                      sums_.empty() ? "" : ", those of a few rows by writes into peers' memory",
+                     links_.empty() ? "" : ", contexts by such writes, too",
                      why_no_sums_.empty() ? "" : fmt::format(" ({})", why_no_sums_));
 }
 

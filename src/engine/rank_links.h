@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "dist/context_links.h"
 #include "dist/rank_sums.h"
 #include "engine/rank_threads.h"
 #include "fovea/communicator.h"
@@ -17,9 +18,10 @@ namespace fovea {
 
 class RankLinks {
  public:
-  // Joins ranks on the CPU or, if `gpus` is not empty, on these GPUs, by NCCL and RankSums. The
-  // ranks' threads make NCCL's communicators. Throws as make_nccl_communicator().
-  RankLinks(RankThreads& threads, const std::vector<int>& gpus,
+  // Joins ranks on the CPU or, if `gpus` is not empty, on these GPUs, by NCCL, RankSums and, with
+  // share_contexts, ContextLinks. The ranks' threads make NCCL's communicators. Throws as
+  // make_nccl_communicator().
+  RankLinks(RankThreads& threads, const std::vector<int>& gpus, bool share_contexts,
             const ThreadCommunicatorOptions& options);
   // NCCL's communicators end together.
   ~RankLinks();
@@ -27,7 +29,7 @@ class RankLinks {
   RankLinks& operator=(const RankLinks&) = delete;
 
   // Returns the rank's side, which refers to this object.
-  ModelRanks of(int rank, bool share_contexts) const;
+  ModelRanks of(int rank) const;
   // Fails all ranks; the first reason stays. May be called from any thread.
   void abort(std::string_view reason);
   // Throws the reason if they have failed.
@@ -37,11 +39,13 @@ class RankLinks {
 
  private:
   RankThreads& threads_;
+  bool share_contexts_;
   std::chrono::milliseconds timeout_;
   std::vector<std::unique_ptr<gpu::Context>> contexts_;  // keep the GPUs' contexts alive
   std::vector<std::unique_ptr<Communicator>> host_;
-  std::vector<std::unique_ptr<Communicator>> nccl_;  // empty on the CPU
-  std::vector<std::unique_ptr<RankSums>> sums_;      // empty if the GPUs cannot
+  std::vector<std::unique_ptr<Communicator>> nccl_;   // empty on the CPU
+  std::vector<std::unique_ptr<RankSums>> sums_;       // empty if the GPUs cannot
+  std::vector<std::unique_ptr<ContextLinks>> links_;  // likewise
   std::string why_no_sums_;
 };
 

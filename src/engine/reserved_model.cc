@@ -10,7 +10,8 @@ ReservedModel::ReservedModel(Model& model, CacheSet& caches, ThreadPool& threads
   for (size_t g = 0; g < selections.size(); ++g) {
     BackendContext context{selections[g].request.spec, caches.kv(g), caches.state(g), &threads};
     context.device = selections[g].request.device.device();
-    const GroupRanks ranks{model.info().groups[g].context_ranks, model.device().ranks(), limits};
+    const GroupRanks ranks{model.info().groups[g].context_ranks, model.device().ranks(),
+                           model.device().context_links(), limits};
     backends_.push_back(create_group_backend(selections[g], context, ranks));
     backend_pointers_.push_back(backends_.back().get());
     memory_.attention += backends_.back()->workspace_bytes(limits);

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "dist/context_links.h"
 #include "dist/rank_sums.h"
 #include "gpu/cublaslt.h"
 #include "kernels/cuda/store.h"
@@ -32,6 +33,7 @@ class CudaDevice final : public ModelDevice {
         kernels_(context_.info().sm, cuda::kernel_store()),
         row_invariant_(options.row_invariant),
         ranks_(options.ranks),
+        own_contexts_(make_contexts(options)),
         products_(options.row_invariant, options.max_rows) {}
   ~CudaDevice() override { context_.bind_to_free(); }
 
@@ -45,13 +47,20 @@ class CudaDevice final : public ModelDevice {
   void gather(const void* send, void* receive, size_t bytes) override {
     if (!rehearses_) ranks_.communicator->all_gather(send, receive, bytes, stream());
   }
-  void rehearse(bool on) override { rehearses_ = on; }
+  void rehearse(bool on) override {
+    rehearses_ = on;
+    if (context_links() != nullptr) context_links()->rehearse(on);
+  }
   void meet_ranks() override {
     if (ranks_.host != nullptr) ranks_.host->barrier();
   }
   void check_ranks() override;
   void end_ranks(std::string_view reason) override;
   std::chrono::milliseconds rank_timeout() const override { return ranks_.timeout; }
+  bool shares_contexts() const override { return ranks_.share_contexts; }
+  ContextLinks* context_links() override {
+    return own_contexts_ != nullptr ? own_contexts_.get() : ranks_.contexts;
+  }
 
   const std::byte* place(const StoredTensor& tensor, std::string_view name) override {
     return weights_.place(tensor, name);
@@ -141,6 +150,11 @@ class CudaDevice final : public ModelDevice {
 
  private:
   bool shares_model() const { return ranks_.communicator != nullptr; }
+  static std::unique_ptr<ContextLinks> make_contexts(const CudaDeviceOptions& options) {
+    const ModelRanks& ranks = options.ranks;
+    if (!ranks.share_contexts || ranks.contexts != nullptr) return nullptr;
+    return std::make_unique<ContextLinks>(*ranks.communicator, options.index);
+  }
   // Sums the branch of a step over the ranks. Returns true if that was the whole step.
   bool sum_branch(const ResidualStep& step, const cuda::ResidualParams& params);
   bool serves_skinny(const Linear& weights, const cuda::SkinnyGemmParams& params) const {
@@ -153,6 +167,7 @@ class CudaDevice final : public ModelDevice {
   CudaLayerKernels kernels_;
   bool row_invariant_;
   const ModelRanks ranks_;
+  const std::unique_ptr<ContextLinks> own_contexts_;  // over the communicator
   bool rehearses_ = false;
   gpu::MatrixProducts products_;
   CudaWeights weights_{stream_.get()};
@@ -243,11 +258,13 @@ void CudaDevice::check_ranks() {
   if (!shares_model()) return;
   ranks_.communicator->check();
   if (ranks_.sums != nullptr) ranks_.sums->check();
+  if (context_links() != nullptr) context_links()->check();
 }
 
 void CudaDevice::end_ranks(std::string_view reason) {
   if (!shares_model()) return;
   if (ranks_.sums != nullptr) ranks_.sums->stop();
+  if (context_links() != nullptr) context_links()->stop();
   ranks_.communicator->abort(reason);
 }
 

@@ -21,6 +21,9 @@
 
 namespace fovea {
 
+class ContextLinks;
+class RankSums;
+
 // Rows of activations at intervals of `stride` elements.
 struct Rows {
   void* data = nullptr;
@@ -186,6 +189,8 @@ class ModelDevice {
   virtual std::chrono::milliseconds rank_timeout() const { return {}; }
   // True if these ranks also distribute the contexts of layers that allow it.
   virtual bool shares_contexts() const { return false; }
+  // How ranks on GPUs exchange what distributed contexts need; null on the CPU.
+  virtual ContextLinks* context_links() { return nullptr; }
 
   // Places weights, which stay valid as long as the device. A tensor is stored once even if it is
   // placed twice, which is recognised by its data or, for generated values, by its object. Throws
@@ -288,15 +293,14 @@ class ModelDevice {
   virtual void soft_cap(float* x, float cap, int64_t count) = 0;  // x becomes cap * tanh(x / cap)
 };
 
-class RankSums;
-
 // The ranks of a model; see ModelDevice. Pointers must outlive the device.
 struct ModelRanks {
   Communicator* communicator = nullptr;  // on the device of the model
   bool share_contexts = false;
   // Lets ranks that are threads of one process meet on the host, without the device. May be null.
   Communicator* host = nullptr;
-  RankSums* sums = nullptr;  // sums of a few rows over GPUs; may be null
+  RankSums* sums = nullptr;          // sums of a few rows over GPUs; may be null
+  ContextLinks* contexts = nullptr;  // GPUs with share_contexts; null: over the communicator
   // A pass of a GPU that has waited for other ranks for as long as this fails.
   std::chrono::milliseconds timeout{10'000};
 };

@@ -89,8 +89,9 @@ struct LayerSlot {
 
 // Returns true if the backend should norm and rotate q and k (AttentionSpec::has_rope) when there
 // are no other steps between projection and attention. On a GPU this saves launches in each layer.
+// Backends with distributed contexts get the queries of other ranks, which must be rotated before.
 inline bool rotates_in_backend(const ModelDevice& device) {
-  return device.kind() == DeviceKind::cuda;
+  return device.kind() == DeviceKind::cuda && !device.shares_contexts();
 }
 
 inline RotaryTensors rotary_tensors(const Rotary& rotary, const int32_t* positions) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks on several GPUs: collectives over NCCL, sums by writes into each other's memory, and
-// engines whose model is distributed. Skipped where there are fewer than two GPUs; two ranks of
-// sums run on one GPU, too.
+// Ranks on several GPUs: collectives over NCCL, and sums by writes into each other's memory.
+// Skipped where there are fewer than two GPUs; two ranks of sums run on one GPU, too.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -15,10 +14,8 @@
 #include "dist/collective_checks.h"
 #include "dist/rank_sums.h"
 #include "dist/run_ranks.h"
-#include "fovea/gpu.h"
 #include "fovea/nccl_communicator.h"
-#include "fovea/parallel_engine.h"
-#include "gpu/exact_text.h"
+#include "gpu/several_gpus.h"
 #include "support/device_array.h"
 #include "support/expect_error.h"
 
@@ -28,11 +25,6 @@ namespace {
 using test::expect_error;
 using test::to_device;
 using test::to_host;
-
-int gpus() { return static_cast<int>(gpu_devices().size()); }
-
-#define FOVEA_NEEDS_GPUS(count) \
-  if (gpus() < (count)) GTEST_SKIP() << "there are " << gpus() << " GPUs, this needs " << (count)
 
 // Checks of host arrays over a communicator of GPUs, whose calls it enqueues or captures. Nothing
 // is allocated or freed while another rank may wait for this one, because the driver may wait for
@@ -255,68 +247,6 @@ TEST_P(ConcurrentSums, ARankThatDoesNotComeIsAnErrorInTime) {
 
 INSTANTIATE_TEST_SUITE_P(OneGpu, ConcurrentSums, testing::Values(std::vector<int>{0, 0}));
 INSTANTIATE_TEST_SUITE_P(TwoGpus, ConcurrentSums, testing::Values(std::vector<int>{0, 1}));
-
-class ParallelGpuModels : public testing::TestWithParam<const char*> {
- protected:
-  void SetUp() override { FOVEA_NEEDS_GPUS(2); }
-};
-
-EngineOptions two_gpus(const std::string& model) {
-  EngineOptions options = gpu_options(model);
-  options.kv_memory_bytes *= 2;
-  return options;
-}
-
-TEST_P(ParallelGpuModels, ContinueTheReferencePromptsColdWarmAndBatched) {
-  ExactText exact(GetParam());
-  const auto engine = load_parallel_engine(two_gpus(GetParam()), {.tensor_parallel = 2});
-  const std::vector<ReferencePrompt> prompts = read_reference(GetParam());
-  std::vector<GenerateRequest> requests;
-  for (const ReferencePrompt& prompt : prompts) requests.push_back(greedy_request(prompt));
-  for (size_t i = 0; i < prompts.size(); ++i) {
-    const GenerateResult result = engine->generate({&requests[i], 1}).front();
-    exact.expect_greedy(prompts[i], result.tokens, std::to_string(i) + " alone");
-  }
-  for (const bool warm : {false, true}) {
-    if (!warm) engine->clear_prefix_cache();
-    const std::vector<GenerateResult> results = engine->generate(requests);
-    for (size_t i = 0; i < prompts.size(); ++i) {
-      exact.expect_greedy(prompts[i], results[i].tokens,
-                          std::to_string(i) + (warm ? " batched, warm" : " batched, cold"));
-    }
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(TwoGpus, ParallelGpuModels, testing::ValuesIn(kTestModels));
-
-TEST(ParallelGpuEngine, OverlappedAndSampledTokensAreEqualOnAllRanks) {
-  FOVEA_NEEDS_GPUS(2);
-  EngineOptions options = two_gpus("llama");
-  options.overlap = true;
-  const auto engine = load_parallel_engine(options, {.tensor_parallel = 2});
-  std::vector<GenerateRequest> requests(3);
-  for (size_t i = 0; i < requests.size(); ++i) {
-    requests[i].prompt = "In the beginning";
-    requests[i].sampling.temperature = 0.8f;
-    requests[i].sampling.seed = i;
-    requests[i].sampling.max_new_tokens = 24;
-  }
-  // Ranks that draw other tokens end the engine.
-  for (const GenerateResult& result : engine->generate(requests)) {
-    EXPECT_EQ(result.tokens.size(), 24u);
-  }
-}
-
-TEST(ParallelGpuEngine, MoreRanksThanGpusAreRefusedByName) {
-  FOVEA_NEEDS_GPUS(1);
-  EngineOptions options = gpu_options("llama");
-  options.device = "cuda:" + std::to_string(gpus() - 1);
-  expect_error(ErrorCode::unsupported, "tensor_parallel is 2, but from GPU",
-               [&] { (void)load_parallel_engine(options, {.tensor_parallel = 2}); });
-  expect_error(ErrorCode::unsupported, "context_parallel is more than 1", [&] {
-    (void)load_parallel_engine(gpu_options("llama"), {.tensor_parallel = 2, .context_parallel = 2});
-  });
-}
 
 }  // namespace
 }  // namespace fovea
