@@ -4,7 +4,7 @@
 #include <cmath>
 #include <memory>
 #include <numeric>
-#include <optional>
+#include <utility>
 
 #include "bench/gpu_cache.h"
 #include "bench/gpu_ceilings.h"
@@ -273,8 +273,8 @@ std::vector<ContextLayerTime> measure_context_layers(const ModelRanks& links, in
   if (links.contexts == nullptr) return times;
   const gpu::Context context(gpu);
   MeasureKernels kernels(context);
-  for (const int32_t requests : {32, 128}) {
-    times.push_back(measure_layer(links, gpu, requests, 4096, kernels));
+  for (const auto& [requests, kv_len] : {std::pair{32, 4096}, {128, 4096}, {128, 16384}}) {
+    times.push_back(measure_layer(links, gpu, requests, kv_len, kernels));
     constexpr double kTolerance = 0.1;
     if (times.back().worst <= kTolerance) continue;
     fail(ErrorCode::device_failure, "a layer over ranks differs from that of one by {}",
