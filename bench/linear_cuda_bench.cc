@@ -8,9 +8,9 @@
 // bytes of all states, read and written at the measured rate of copies; verification writes five
 // states for each read one.
 //
-// `chunks` is the prefill of gated delta net on Hopper by itself, plan included. Its floor is the
-// larger of the bytes of q, k, v and outputs at the rate of copies, and the products of all chunks
-// at the measured rate.
+// `chunks` and `kda chunks` are the prefill of gated delta net and of KDA on Hopper by themselves,
+// plan included. Their floor is the larger of the bytes of q, k, v, decays of columns and outputs
+// at the rate of copies, and the products of all chunks at the measured rate.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -215,13 +215,27 @@ struct ChunkShape {
   const char* name;
   int32_t requests, tokens;  // tokens of each request
   int32_t key_heads, value_heads;
+  bool is_kda = false;
+
+  // Log decays of a token.
+  int64_t decays() const { return int64_t{value_heads} * (is_kda ? cuda::kGdnDim : 1); }
 };
 
 constexpr ChunkShape kChunkShapes[] = {
-    {"chunks 16/32 1x1k", 1, 1024, 16, 32},   {"chunks 16/32 1x4k", 1, 4096, 16, 32},
-    {"chunks 16/32 1x16k", 1, 16384, 16, 32}, {"chunks 16/32 8x2k", 8, 2048, 16, 32},
-    {"chunks 16/32 4x8k", 4, 8192, 16, 32},   {"chunks 4/8 1x1k", 1, 1024, 4, 8},
-    {"chunks 4/8 1x16k", 1, 16384, 4, 8},     {"chunks 16/64 1x8k", 1, 8192, 16, 64},
+    {"chunks 16/32 1x1k", 1, 1024, 16, 32},
+    {"chunks 16/32 1x4k", 1, 4096, 16, 32},
+    {"chunks 16/32 1x16k", 1, 16384, 16, 32},
+    {"chunks 16/32 8x2k", 8, 2048, 16, 32},
+    {"chunks 16/32 4x8k", 4, 8192, 16, 32},
+    {"chunks 4/8 1x1k", 1, 1024, 4, 8},
+    {"chunks 4/8 1x16k", 1, 16384, 4, 8},
+    {"chunks 16/64 1x8k", 1, 8192, 16, 64},
+    {"kda chunks 32 1x1k", 1, 1024, 32, 32, true},
+    {"kda chunks 32 1x4k", 1, 4096, 32, 32, true},
+    {"kda chunks 32 1x16k", 1, 16384, 32, 32, true},
+    {"kda chunks 32 8x2k", 8, 2048, 32, 32, true},
+    {"kda chunks 32 4x8k", 4, 8192, 32, 32, true},
+    {"kda chunks 16 1x8k", 1, 8192, 16, 16, true},
 };
 
 // Products of a chunk and a value head in units of 64 x 64 x 128: two with the state and its
@@ -243,17 +257,18 @@ struct ChunkInputs {
     fill(q, DType::bf16, tokens * shape.key_heads * kDim, 1, 0);
     fill(k, DType::bf16, tokens * shape.key_heads * kDim, 1, 0);
     fill(v, DType::bf16, tokens * shape.value_heads * kDim, 1, 0);
-    fill(log_decay, DType::f32, tokens * shape.value_heads, 0.01f, -0.1f);
+    fill(log_decay, DType::f32, tokens * shape.decays(), 0.01f, -0.1f);
     fill(beta, DType::f32, tokens * shape.value_heads, 0.05f, 0.5f);
     fill(state, DType::f32, int64_t{shape.requests} * shape.value_heads * kDim * kDim, 1, 0);
     fill(out, DType::f32, tokens * shape.value_heads * kDim, 0, 0);
   }
 };
 
-// Returns the bytes of inputs in bf16 and outputs in f32, each moved once.
+// Returns the bytes of inputs in bf16, and of outputs and KDA's decays in f32, each moved once.
 double bytes_of(const ChunkShape& shape) {
+  const int32_t per_value = 2 + 4 + (shape.is_kda ? 4 : 0);
   return 1.0 * shape.requests * shape.tokens * cuda::kGdnDim *
-         (2 * 2 * shape.key_heads + (2 + 4) * shape.value_heads);
+         (2 * 2 * shape.key_heads + per_value * shape.value_heads);
 }
 
 double floor_seconds(const ChunkShape& shape, const GpuCeilings& ceilings) {
@@ -266,7 +281,8 @@ double floor_seconds(const ChunkShape& shape, const GpuCeilings& ceilings) {
 
 double seconds_of(const ChunkShape& shape, MeasureKernels& kernels, Stream stream) {
   const int32_t tokens = shape.requests * shape.tokens;
-  const cuda::GdnPrefillSetup setup = {.key_heads = shape.key_heads,
+  const cuda::GdnPrefillSetup setup = {.is_kda = shape.is_kda,
+                                       .key_heads = shape.key_heads,
                                        .value_heads = shape.value_heads,
                                        .key_dim = cuda::kGdnDim,
                                        .value_dim = cuda::kGdnDim,

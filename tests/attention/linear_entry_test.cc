@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "fovea/select_backend.h"
-#include "kernels/cuda/common/gdn_params.h"
+#include "kernels/cuda/common/kda_params.h"
 #include "support/expect_error.h"
 
 namespace fovea {
@@ -102,6 +102,9 @@ TEST(LinearEntry, WorkspaceHoldsSpansAndConvolvedTokens) {
   request.spec.q_dtype = DType::bf16;
   EXPECT_GE(bytes(), token_by_token + 2 * 4 * sizeof(kernels::cuda::GdnTerms));
   EXPECT_LE(bytes(), token_by_token + 2 * 4 * sizeof(kernels::cuda::GdnTerms) + 128);
+  request.spec.kind = AttentionKind::kda;
+  EXPECT_GE(bytes(), token_by_token + 2 * 4 * sizeof(kernels::cuda::KdaTerms));
+  EXPECT_LE(bytes(), token_by_token + 2 * 4 * sizeof(kernels::cuda::KdaTerms) + 128);
   request.spec.batch_invariant = true;
   EXPECT_EQ(bytes(), token_by_token);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The prefill of gated delta net by itself: outputs and states against fp64, nothing written for
-// others, and the same bits in any batch.
+// The prefill of gated delta net and of KDA by itself: outputs and states against fp64, nothing
+// written for others, and the same bits in any batch.
 #include "kernels/cuda/gdn_prefill.h"
 
 #include <gtest/gtest.h>
@@ -44,6 +44,10 @@ struct Case {
   float decay = 0.2f;  // ln(alpha) is in (-decay, 0]
   float beta = 1;      // beta is in [0, beta)
   int32_t min_tokens = 1;
+  bool is_kda = false;
+
+  // Log decays of a token.
+  int32_t decays() const { return value_heads * (is_kda ? kDim : 1); }
 };
 
 // The inputs of a batch, and room for its results.
@@ -90,7 +94,9 @@ Batch make_batch(const Case& test) {
       append(batch.k, test.key_heads, request.padding, 1);
       append(batch.v, test.value_heads, request.padding, 2);
       for (int32_t head = 0; head < test.value_heads; ++head) {
-        batch.log_decay.push_back(request.padding ? kNan : -test.decay * uniform(random));
+        for (int32_t i = 0; i < test.decays() / test.value_heads; ++i) {
+          batch.log_decay.push_back(request.padding ? kNan : -test.decay * uniform(random));
+        }
         batch.beta.push_back(request.padding ? kNan : test.beta * uniform(random));
       }
     }
@@ -123,7 +129,7 @@ Batch part_of(const Case& test, const Batch& all, std::span<const size_t> reques
     copy(all.q, part.q, test.key_heads * kDim);
     copy(all.k, part.k, test.key_heads * kDim);
     copy(all.v, part.v, test.value_heads * kDim);
-    copy(all.log_decay, part.log_decay, test.value_heads);
+    copy(all.log_decay, part.log_decay, test.decays());
     copy(all.beta, part.beta, test.value_heads);
   }
   return part;
@@ -179,14 +185,17 @@ HeadResult exact(const Case& test, const Batch& batch, size_t request, int32_t h
     const auto k = row_of(batch.k, test.key_heads, key_head, token, test.l2_normalise);
     const auto v = row_of(batch.v, test.value_heads, head, token, false);
     const auto gate = static_cast<size_t>(int64_t{token} * test.value_heads + head);
-    const double alpha = std::exp(double{batch.log_decay[gate]});
+    std::vector<double> alpha(kDim);
+    for (size_t j = 0; j < kDim; ++j) {
+      alpha[j] = std::exp(double{batch.log_decay[test.is_kda ? gate * kDim + j : gate]});
+    }
     for (size_t i = 0; i < kDim; ++i) {
       double* s = &result.state[i * kDim];
       double recalled = 0, o = 0;
-      for (size_t j = 0; j < kDim; ++j) recalled += rounded(alpha * s[j]) * k[j];
+      for (size_t j = 0; j < kDim; ++j) recalled += rounded(alpha[j] * s[j]) * k[j];
       const double u = rounded(batch.beta[gate] * (v[i] - recalled));
       for (size_t j = 0; j < kDim; ++j) {
-        s[j] = alpha * s[j] + u * k[j];
+        s[j] = alpha[j] * s[j] + u * k[j];
         o += rounded(s[j]) * q[j];
       }
       result.out.push_back(o / std::sqrt(double{kDim}));
@@ -219,14 +228,15 @@ class GdnPrefillTest : public test::GpuKernelTest<::testing::TestWithParam<Case>
     const auto q = spared(batch.q, test.key_heads * kDim, nan),
                k = spared(batch.k, test.key_heads * kDim, nan),
                v = spared(batch.v, test.value_heads * kDim, nan);
-    const auto log_decay = spared(batch.log_decay, test.value_heads, kNan),
+    const auto log_decay = spared(batch.log_decay, test.decays(), kNan),
                beta = spared(batch.beta, test.value_heads, kNan);
     const auto spans = to_device(spans_of(test, batch));
     const auto states = to_device(batch.states);
     const auto out_size =
         static_cast<size_t>(int64_t{batch.tokens() + kSpare} * test.value_heads * kDim);
     const auto out = to_device(std::vector<float>(out_size, kUntouched));
-    const GdnPrefillSetup setup = {.key_heads = test.key_heads,
+    const GdnPrefillSetup setup = {.is_kda = test.is_kda,
+                                   .key_heads = test.key_heads,
                                    .value_heads = test.value_heads,
                                    .key_dim = kDim,
                                    .value_dim = kDim,
@@ -374,27 +384,36 @@ TEST_P(GdnPrefillTest, OtherRequestsAndPiecesChangeNoBit) {
   }
 }
 
-// small_: for the emulator. Padding between requests, so that the rows after a request are NaN.
-INSTANTIATE_TEST_SUITE_P(
-    Cases, GdnPrefillTest,
-    ::testing::Values(
-        Case{"small_ragged", 1, 2, {{70}, {40, false, true}, {0}, {1}, {130, true}, {64}}},
-        Case{"small_given_norms", 2, 2, {{100, true}, {3, true, true}, {17}}, false},
-        Case{"small_strong_decay", 1, 1, {{150, true}}, true, 80},
-        Case{"small_negative_eigenvalues", 1, 1, {{192}}, true, 0.01f, 2},
-        Case{"small_min_tokens",
-             1,
-             3,
-             {{63}, {64, true}, {65}, {9, false, true}},
-             true,
-             0.2f,
-             1,
-             64},
-        Case{"qwen3_next", 16, 32, {{1000}, {5, true}, {300, true}}},
-        Case{"long", 4, 8, {{2050, true}}},
-        Case{"many_requests", 2, 8, std::vector<Request>(300, Request{66, true})},
-        Case{"share_of_eight", 1, 8, {{500}}}),
-    [](const ::testing::TestParamInfo<Case>& test) { return test.param.name; });
+std::vector<Case> cases() {
+  // small_: for the emulator. Padding between requests, so that the rows after a request are NaN.
+  std::vector<Case> cases = {
+      {"small_ragged", 1, 2, {{70}, {40, false, true}, {0}, {1}, {130, true}, {64}}},
+      {"small_given_norms", 2, 2, {{100, true}, {3, true, true}, {17}}, false},
+      {"small_strong_decay", 1, 1, {{150, true}}, true, 80},
+      {"small_negative_eigenvalues", 1, 1, {{192}}, true, 0.01f, 2},
+      {"small_min_tokens", 1, 3, {{63}, {64, true}, {65}, {9, false, true}}, true, 0.2f, 1, 64},
+      {"qwen3_next", 16, 32, {{1000}, {5, true}, {300, true}}},
+      {"long", 4, 8, {{2050, true}}},
+      {"many_requests", 2, 8, std::vector<Request>(300, Request{66, true})},
+      {"share_of_eight", 1, 8, {{500}}}};
+  const size_t count = cases.size();
+  for (size_t i = 0; i < count; ++i) {
+    Case test = cases[i];
+    test.is_kda = true;
+    test.name += "_kda";
+    cases.push_back(test);
+  }
+  // From decays that keep nothing over a few tokens to those that keep nearly all.
+  cases.push_back({"small_some_decay_kda", 1, 1, {{130, true}}, true, 5, 1, 1, true});
+  cases.push_back({"small_weak_decay_kda", 1, 1, {{130, true}}, true, 0.01f, 1, 1, true});
+  cases.push_back({"kimi_linear", 32, 32, {{700, true}, {5}, {64}}, true, 1, 1, 1, true});
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, GdnPrefillTest, ::testing::ValuesIn(cases()),
+                         [](const ::testing::TestParamInfo<Case>& test) {
+                           return test.param.name;
+                         });
 
 }  // namespace
 }  // namespace fovea::kernels::cuda

@@ -65,6 +65,11 @@ void add_other_kinds(std::vector<LinearCase>& cases) {
   test.name = "lightning_one_tap";
   test.spec.linear.conv_width = 1;
   cases.push_back(test);
+  test = linear_case("kda_rounded", AttentionKind::kda, 2, 2);
+  test.spec.linear.key_dim = test.spec.linear.value_dim = 128;
+  test.spec.q_dtype = DType::bf16;
+  test.lengths = {130, 64, 1, 63};
+  cases.push_back(test);
 }
 
 }  // namespace

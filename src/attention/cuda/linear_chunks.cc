@@ -20,7 +20,9 @@ Setup setup_of(const AttentionSpec& spec, const DeviceInfo& device) {
 }
 
 cuda::GdnPrefillSetup gdn_setup(const AttentionSpec& spec, const DeviceInfo& device) {
-  return setup_of<cuda::GdnPrefillSetup>(spec, device);
+  auto setup = setup_of<cuda::GdnPrefillSetup>(spec, device);
+  setup.is_kda = spec.kind == AttentionKind::kda;
+  return setup;
 }
 cuda::SsdPrefillSetup ssd_setup(const AttentionSpec& spec, const DeviceInfo& device) {
   return setup_of<cuda::SsdPrefillSetup>(spec, device);
@@ -61,25 +63,22 @@ RecurrenceKind recurrence_of(const AttentionSpec& spec) {
 }
 
 bool LinearChunks::serves(const AttentionSpec& spec, const DeviceInfo& device) {
-  if (spec.q_dtype != DType::bf16 || spec.batch_invariant || spec.linear.conv_width == 0 ||
-      spec.kind == AttentionKind::kda) {
+  if (spec.q_dtype != DType::bf16 || spec.batch_invariant || spec.linear.conv_width == 0) {
     return false;
   }
-  return recurrence_of(spec) == RecurrenceKind::delta
-             ? cuda::GdnPrefill::serves(gdn_setup(spec, device))
-             : cuda::SsdPrefill::serves(ssd_setup(spec, device));
+  return has_delta_rule(spec.kind) ? cuda::GdnPrefill::serves(gdn_setup(spec, device))
+                                   : cuda::SsdPrefill::serves(ssd_setup(spec, device));
 }
 
 std::vector<gpu::KernelVariant> LinearChunks::variants(const AttentionSpec& spec,
                                                        const DeviceInfo& device) {
-  return recurrence_of(spec) == RecurrenceKind::delta
-             ? cuda::GdnPrefill::variants(gdn_setup(spec, device))
-             : cuda::SsdPrefill::variants(ssd_setup(spec, device));
+  return has_delta_rule(spec.kind) ? cuda::GdnPrefill::variants(gdn_setup(spec, device))
+                                   : cuda::SsdPrefill::variants(ssd_setup(spec, device));
 }
 
 size_t LinearChunks::workspace_bytes(const AttentionSpec& spec, const DeviceInfo& device,
                                      int32_t max_tokens, int32_t max_requests) {
-  return recurrence_of(spec) == RecurrenceKind::delta
+  return has_delta_rule(spec.kind)
              ? cuda::GdnPrefill::workspace_bytes(gdn_setup(spec, device), max_tokens, max_requests)
              : cuda::SsdPrefill::workspace_bytes(ssd_setup(spec, device), max_tokens, max_requests);
 }
@@ -87,7 +86,7 @@ size_t LinearChunks::workspace_bytes(const AttentionSpec& spec, const DeviceInfo
 LinearChunks::LinearChunks(const AttentionSpec& spec, const DeviceInfo& device,
                            gpu::KernelStore& store)
     : log_decay_stride_(spec.kind == AttentionKind::lightning ? 0 : spec.linear.value_heads) {
-  if (recurrence_of(spec) == RecurrenceKind::delta) {
+  if (has_delta_rule(spec.kind)) {
     gdn_.emplace(gdn_setup(spec, device), store);
   } else {
     ssd_.emplace(ssd_setup(spec, device), store);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The prefill of gated delta net on Hopper, in chunks of 64 tokens.
+// The prefill of gated delta net and of Kimi delta attention (KDA) on Hopper, in chunks of 64
+// tokens.
 #pragma once
 
 #include <cstdint>
@@ -7,12 +8,13 @@
 
 #include "gpu/kernel_pack.h"
 #include "gpu/tensor_map.h"
-#include "kernels/cuda/common/gdn_params.h"
+#include "kernels/cuda/common/kda_params.h"
 #include "kernels/cuda/kernel.h"
 
 namespace fovea::kernels::cuda {
 
 struct GdnPrefillSetup {
+  bool is_kda = false;  // decays are of columns of the state
   int32_t key_heads = 0, value_heads = 0;
   int32_t key_dim = 0, value_dim = 0;
   int32_t min_tokens = 1;  // tokens of the shortest request that is in_chunks
@@ -34,9 +36,10 @@ struct GdnPrefillTensors {
   const void* k = nullptr;  // the same
   const void* v = nullptr;  // [tokens, value_heads, 128] bf16
   int64_t q_token_stride = 0, k_token_stride = 0, v_token_stride = 0;
-  const float* log_decay = nullptr;  // [tokens, value_heads], ln(alpha)
-  const float* beta = nullptr;       // [tokens, value_heads]
-  void* state = nullptr;             // [slots, value_heads, 128, 128]: rows of values
+  // ln(alpha), [tokens, value_heads]; KDA: [tokens, value_heads, 128], aligned to 16 bytes
+  const float* log_decay = nullptr;
+  const float* beta = nullptr;  // [tokens, value_heads]
+  void* state = nullptr;        // [slots, value_heads, 128, 128]: rows of values
   StateType state_type = StateType::f32;
   int64_t state_slot_stride = 0;
   float* out = nullptr;  // [tokens, value_heads, 128]
@@ -70,6 +73,14 @@ class GdnPrefill {
            gpu::Launcher launcher) const;
 
  private:
+  void run_gdn(const GdnPrefillBatch& batch, const GdnPrefillTensors& tensors, void* workspace,
+               gpu::Launcher launcher) const;
+  void run_kda(const GdnPrefillBatch& batch, const GdnPrefillTensors& tensors, void* workspace,
+               gpu::Launcher launcher) const;
+  // Launches the kernels of chunks and of states, of which `tasks` is the maximum for the former.
+  template <typename Params>
+  void launch(int64_t tasks, int32_t walks, const Params& params, gpu::Launcher launcher) const;
+
   GdnPrefillSetup setup_;
   Kernel plan_, chunks_, states_;
   mutable struct { gpu::RepeatedTensorMap q, k, v; } maps_;

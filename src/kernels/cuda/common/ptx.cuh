@@ -167,6 +167,21 @@ __device__ inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint3
   }
 }
 
+// Rounds a finite number to tf32, which has the exponents of f32 and 10 bits of fraction. Products
+// ignore the bits below, which are not cleared.
+__device__ inline uint32_t to_tf32(float x) { return __float_as_uint(x) + 0x1000; }
+
+// d += a * b for 16x8 times 8x8 of tf32. Lane l has rows l / 4 and l / 4 + 8 of columns l % 4, then
+// of l % 4 + 4; b the same rows of its transpose.
+__device__ inline void multiply_add_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
+                                         uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 // Rounds two f32 to nearest even; `low` is in the lower half of the result.
 template <Type kType>
 __device__ inline uint32_t pack(float low, float high) {

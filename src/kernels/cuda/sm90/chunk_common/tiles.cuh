@@ -20,10 +20,20 @@ using OutputTile = float[kGdnChunk][kBlockValues + 8];
 
 // A thread of a warpgroup, and its place in matrices of 64 rows, 16 a warp.
 struct Place {
-  int thread = static_cast<int>(threadIdx.x) % kWarpgroupThreads;
+  int thread;
   int warp = thread / 32, lane = thread % 32;
   int row = warp * 16 + lane / 4;  // and row + 8
   int column = lane % 4 * 2;       // and the next one, in every 8 columns
+
+  __device__ __forceinline__ explicit Place(int at = static_cast<int>(threadIdx.x) %
+                                                     kWarpgroupThreads)
+      : thread(at) {}
+};
+
+// The same for blocks of one warpgroup with few registers: what depends on it is computed at each
+// use and not kept.
+struct PlaceAnew : Place {
+  __device__ __forceinline__ PlaceAnew() : Place(thread_anew()) {}
 };
 
 // Rows that the warpgroup of states hands over to the one of outputs.

@@ -2,27 +2,18 @@
 // Shared memory of a block: one chunk of one key head, and the terms of one of its value heads.
 #pragma once
 
-#include "kernels/cuda/common/gdn_params.h"
-#include "kernels/cuda/common/hopper.cuh"
 #include "kernels/cuda/common/overlap.cuh"
 #include "kernels/cuda/common/scan.cuh"
-#include "kernels/cuda/common/wgmma.cuh"
+#include "kernels/cuda/sm90/chunk_common/solve.cuh"
 
 namespace fovea::kernels::cuda {
-
-constexpr int kBoxes = kGdnDim / kGdnBoxWidth;  // boxes side by side of a head's keys
-constexpr int kTriangle = 16;                   // rows of a diagonal block
-constexpr int kTriangles = kGdnChunk / kTriangle;
-constexpr int kPaddedTriangle = kTriangle + 4;  // so that columns begin in different banks
-
-using Tile = uint16_t[kGdnChunk][kGdnBoxWidth];
 
 struct ChunkMemory {
   alignas(1024) Tile k[kBoxes];
   Tile q[kBoxes];
   GdnTerms terms;
-  Tile solve_low;                                          // terms.solve is rounded; the remainders
-  float triangle[kTriangles][kTriangle][kPaddedTriangle];  // by columns
+  Tile solve_low;  // terms.solve is rounded; the remainders
+  Triangle triangles[kTriangles];
   float log_decays[kGdnMaxShare][kGdnChunk], gates[kGdnMaxShare][kGdnChunk];  // as loaded
   float betas[kGdnMaxShare][kGdnChunk];
   // log2 of the product of decays up to each token; plus and minus log2 of the key's factor.
@@ -44,18 +35,5 @@ struct Task {
     chunk = params.plan.chunks[number];
   }
 };
-
-// The place of a thread in matrices of 64 rows, 16 a warp.
-struct Place {
-  int thread = thread_anew();
-  int warp = thread / 32, lane = thread % 32;
-  int row = warp * 16 + lane / 4;  // and row + 8
-  int column = lane % 4 * 2;       // and the next one, in every 8 columns
-};
-
-// Returns the address of 8 values in swizzled rows of 128 bytes.
-__device__ __forceinline__ uint16_t* swizzled(Tile& tile, int row, int chunk) {
-  return &tile[row][(chunk ^ row % 8) * 8];
-}
 
 }  // namespace fovea::kernels::cuda

@@ -8,7 +8,6 @@
 #pragma once
 
 #include "kernels/cuda/sm90/gdn_chunks/load.cuh"
-#include "kernels/cuda/sm90/gdn_chunks/solve.cuh"
 
 namespace fovea::kernels::cuda {
 
@@ -38,7 +37,7 @@ struct GdnChunksConfig {
   // 16 columns above the diagonal are left as they are.
   __device__ static void apply_decays(SharedMemory& shared, int head, const float (&keys)[32],
                                       const float (&queries)[32], float (&g)[32]) {
-    const Place place;
+    const PlaceAnew place;
     const float rows[2] = {shared.rows[head][place.row], shared.rows[head][place.row + 8]};
     const float read[2] = {shared.q_scale[place.row] / shared.k_scale[place.row],
                            shared.q_scale[place.row + 8] / shared.k_scale[place.row + 8]};
@@ -143,7 +142,7 @@ struct GdnChunksConfig {
       if (threadIdx.x == 0) wait_stores_read();
       __syncthreads();  // exponents are set, and the last terms have been read
       float g[32];
-      const Solver solver{shared};
+      const Solver solver{shared.terms.solve, shared.solve_low, shared.triangles};
       apply_decays(shared, head, keys, queries, g);
       set_factors(shared, head);
       solver.solve_triangle(g, shared.betas[head]);

@@ -37,7 +37,7 @@ __device__ __forceinline__ void request(const GdnPrefillParams& params, ChunkMem
 
 // Tokens beyond the chunk have no decay and beta 0. Warps take value heads in turn.
 __device__ __forceinline__ void sum_gates(ChunkMemory& shared, int tokens, int share) {
-  const Place place;
+  const PlaceAnew place;
   for (int head = place.warp; head < share; head += 4) {
     float decay[2];
 #pragma unroll

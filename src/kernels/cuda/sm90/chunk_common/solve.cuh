@@ -5,9 +5,15 @@
 // of bf16 with remainders, so that 16 bits of each factor count.
 #pragma once
 
-#include "kernels/cuda/sm90/gdn_chunks/config.cuh"
+#include "kernels/cuda/sm90/chunk_common/tiles.cuh"
 
 namespace fovea::kernels::cuda {
+
+constexpr int kTriangle = 16;  // rows of a diagonal block
+constexpr int kTriangles = kGdnChunk / kTriangle;
+constexpr int kPaddedTriangle = kTriangle + 4;  // so that columns begin in different banks
+
+using Triangle = float[kTriangle][kPaddedTriangle];  // by columns
 
 // bf16 values and what rounding lost of each.
 template <int kCount>
@@ -51,8 +57,10 @@ struct BlockSums {
 };
 
 struct Solver {
-  ChunkMemory& shared;
-  Place place;
+  Tile& high;  // the result, rounded
+  Tile& low;   // what rounding lost
+  Triangle (&triangles)[kTriangles];
+  PlaceAnew place;
 
   // The address that ldmatrix and stmatrix take from this lane for a block of 16 x 16 values.
   __device__ __forceinline__ uint16_t* lane_row(Tile& tile, int row_block, int column_block) const {
@@ -62,7 +70,7 @@ struct Solver {
 
   // Solves the warp's diagonal block. `g` has its rows of G, betas those of the value head.
   __device__ __forceinline__ void solve_triangle(const float (&g)[32], const float* betas) const {
-    auto& triangle = shared.triangle[place.warp];
+    Triangle& triangle = triangles[place.warp];
     const float beta[2] = {betas[place.row], betas[place.row + 8]};
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
@@ -96,14 +104,14 @@ struct Solver {
         }
       }
     }
-    Tile& to = place.lane < kTriangle ? shared.terms.solve : shared.solve_low;
+    Tile& to = place.lane < kTriangle ? high : low;
     const int at = place.warp * kTriangle + column;
 #pragma unroll
     for (int i = 0; i < kTriangle; ++i) {
-      const uint32_t high = pack<bf16>(x[i], 0);
-      const uint32_t low = pack<bf16>(x[i] - unpack<bf16>(high).x, 0);
+      const uint32_t rounded = pack<bf16>(x[i], 0);
+      const uint32_t rest = pack<bf16>(x[i] - unpack<bf16>(rounded).x, 0);
       swizzled(to, place.warp * kTriangle + i, at / 8)[at % 8] =
-          static_cast<uint16_t>(place.lane < kTriangle ? high : low);
+          static_cast<uint16_t>(place.lane < kTriangle ? rounded : rest);
     }
   }
 
@@ -131,8 +139,8 @@ struct Solver {
 #pragma unroll
     for (int j = 0; j <= kRow; ++j) {
       Split<4> b;
-      load_matrices_transposed(b.high, lane_row(shared.terms.solve, kRow, j));
-      load_matrices_transposed(b.low, lane_row(shared.solve_low, kRow, j));
+      load_matrices_transposed(b.high, lane_row(high, kRow, j));
+      load_matrices_transposed(b.low, lane_row(low, kRow, j));
       sums[j].add(a, b);
     }
     if (place.warp == kRow + 1) finish_row<kRow + 1>(sums);
@@ -140,8 +148,8 @@ struct Solver {
   template <int kRow>
   __device__ __forceinline__ void finish_row(const BlockSums (&sums)[kTriangles - 1]) const {
     Split<4> own;
-    load_matrices(own.high, lane_row(shared.terms.solve, kRow, kRow));
-    load_matrices(own.low, lane_row(shared.solve_low, kRow, kRow));
+    load_matrices(own.high, lane_row(high, kRow, kRow));
+    load_matrices(own.low, lane_row(low, kRow, kRow));
 #pragma unroll
     for (int j = 0; j < kRow; ++j) {
       BlockSums product;
@@ -151,8 +159,8 @@ struct Solver {
       for (int i = 0; i < 4; ++i) {
         result.set(i, -product.d[i / 2][i % 2 * 2], -product.d[i / 2][i % 2 * 2 + 1]);
       }
-      store_matrices(lane_row(shared.terms.solve, kRow, j), result.high);
-      store_matrices(lane_row(shared.solve_low, kRow, j), result.low);
+      store_matrices(lane_row(high, kRow, j), result.high);
+      store_matrices(lane_row(low, kRow, j), result.low);
     }
   }
 };

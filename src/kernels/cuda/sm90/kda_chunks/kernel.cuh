@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+// Everything about a chunk of KDA that does not depend on the state (KdaTerms): keys and queries
+// times their decays, the triangular solve and the scores. A task is a chunk and a value head; a
+// block takes every gridDim.x-th one, and loads the next one's keys and queries as soon as it has
+// multiplied its own. Each of four warps has 16 tokens.
+#pragma once
+
+#include "kernels/cuda/sm90/kda_chunks/products.cuh"
+
+namespace fovea::kernels::cuda {
+
+template <Type kType>
+struct KdaChunksConfig {
+  static_assert(kType == bf16);
+  using Params = KdaPrefillParams;
+  using SharedMemory = ChunkMemory;
+  static constexpr int kBlocksPerSm = 3;
+  static constexpr KernelTraits kTraits = {kWarpgroupThreads, sizeof(SharedMemory), kGdnChunk,
+                                           kGdnChunk};
+  static_assert((sizeof(SharedMemory) + 1024) * kBlocksPerSm <= kMaxSharedBytes + 1024);
+
+  __device__ static void run(const Params& params) {
+    extern __shared__ __align__(1024) char dynamic_shared[];
+    auto& shared = *reinterpret_cast<SharedMemory*>(dynamic_shared);
+    // Blocks above the diagonal stay 0.
+    for (int i = static_cast<int>(threadIdx.x); i < 3 * sizeof(Tile) / sizeof(uint4);
+         i += kWarpgroupThreads) {
+      reinterpret_cast<uint4*>(&shared.solve)[i] = {};
+    }
+    wait_and_allow_next();
+    const int tasks = params.plan.counts->chunks * params.value_heads;
+    int task = static_cast<int>(blockIdx.x);
+    if (task < tasks) request(params, shared, Task(params, task));
+#pragma unroll 1
+    while (task < tasks) {
+      const int next = task + static_cast<int>(gridDim.x);
+      run_task(params, shared, Task(params, task), params.terms[task], [&] {
+        if (next < tasks) request(params, shared, Task(params, next));
+      });
+      task = next;
+    }
+    if (threadIdx.x == 0) wait_stores_read();
+  }
+
+ private:
+  // Asks for a task's keys and queries.
+  __device__ __forceinline__ static void request(const Params& params, SharedMemory& shared,
+                                                 const Task& task) {
+    const PlaceAnew place;
+    const int key_head = task.head / (params.value_heads / params.key_heads);
+    const auto begin = static_cast<int64_t>(task.chunk.begin);
+    request_rows(shared.keys[place.warp],
+                 params.k + begin * params.k_token_stride + key_head * kGdnDim,
+                 params.k_token_stride, task.chunk.tokens);
+    request_rows(shared.queries[place.warp],
+                 params.q + begin * params.q_token_stride + key_head * kGdnDim,
+                 params.q_token_stride, task.chunk.tokens);
+    commit_copies();
+  }
+
+  // Calls request_next() when the task's keys and queries have been read.
+  template <typename RequestNext>
+  __device__ __forceinline__ static void run_task(const Params& params, SharedMemory& shared,
+                                                  const Task& task, KdaTerms& to,
+                                                  RequestNext request_next) {
+    const auto begin = static_cast<int64_t>(task.chunk.begin);
+    const int count = task.chunk.tokens;
+    const int stride = params.value_heads * kGdnDim;
+    const float* const log_decay = params.log_decay + begin * stride + task.head * kGdnDim;
+    if (threadIdx.x == 0) wait_stores_read();
+    __syncthreads();  // the last task's memory may be written
+    sum_decays(shared, log_decay, stride, count);
+    if (threadIdx.x < kGdnChunk) {
+      const int token = static_cast<int>(threadIdx.x);
+      shared.betas[token] =
+          token < count ? params.beta[(begin + token) * params.value_heads + task.head] : 0;
+    }
+    wait_copies<0>();  // lanes read what they have copied themselves
+    const PlaceAnew place;
+    const RowScales key_scales(shared.keys[place.warp], params.l2_normalise, 1, shared.key_factors);
+    const RowScales query_scales(shared.queries[place.warp], params.l2_normalise, params.scale,
+                                 shared.query_factors);
+    __syncthreads();
+    to.keys.decays[threadIdx.x] = find_decays(shared);
+    __syncthreads();
+    OwnProducts products;
+    LaneDecays next;
+    next.load(log_decay, stride, count);
+#pragma unroll 1
+    for (int group = 0; group < kGroups; ++group) {
+      LaneDecays decays = next;
+      float totals[2][8];
+      if (group + 1 < kGroups) next.load(log_decay + (group + 1) * 32, stride, count);
+      decays.sum(totals);
+      store(to, group,
+            multiply_group(shared, products, group, decays, totals, key_scales, query_scales,
+                           params.l2_normalise));
+    }
+    __syncthreads();
+    const Solver solver{shared.solve, shared.solve_low, shared.triangles};
+    float g[32] = {};  // without values the compiler keeps some in memory
+    finish_own(shared, products, g);
+    solver.solve_triangle(g, shared.betas);
+    multiply_others(shared, g);
+    request_next();
+    solver.solve_rest(g);
+    if (threadIdx.x == 0) {
+      store_bytes(to.keys.solve, shared.solve, sizeof(Tile));
+      store_bytes(to.queries.scores, shared.scores, sizeof(Tile));
+      commit_stores();
+    }
+  }
+
+  __device__ __forceinline__ static void store(KdaTerms& to, int group, const TermRows& rows) {
+    const PlaceAnew place;
+    const int box = group / 2, chunk = group % 2 * 4 + place.lane % 4;
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      const int row = place.row + 8 * n;
+      *reinterpret_cast<uint4*>(swizzled(to.keys.recalled[box], row, chunk)) = rows.recalled[n];
+      *reinterpret_cast<uint4*>(swizzled(to.keys.kept[box], row, chunk)) = rows.kept[n];
+      *reinterpret_cast<uint4*>(swizzled(to.queries.read[box], row, chunk)) = rows.read[n];
+    }
+  }
+
+  // Stores the scores of a warp's tokens and those of warp `block`. Sets g to the products of keys.
+  __device__ __forceinline__ static void finish(SharedMemory& shared, int block,
+                                                const BlockProducts& products, float (&g)[32]) {
+    const PlaceAnew place;
+    float scores[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const int row = place.row + i % 4 / 2 * 8;
+      const float column = shared.key_factors[block * 16 + i / 4 * 8 + place.column + i % 2];
+      g[8 * block + i] = products.keys[i / 4][i % 4] * (shared.key_factors[row] * column);
+      scores[i] = products.queries[i / 4][i % 4] * (shared.query_factors[row] * column);
+    }
+    uint32_t rounded[4];
+    round<kType>(rounded, scores);
+    store_matrices(
+        swizzled(shared.scores, place.warp * 16 + place.lane % 16, 2 * block + place.lane / 16),
+        rounded);
+  }
+
+  __device__ __forceinline__ static void finish_own(SharedMemory& shared,
+                                                    const OwnProducts& products, float (&g)[32]) {
+    const PlaceAnew place;
+#pragma unroll
+    for (int block = 0; block < kTriangles; ++block) {
+      if (block == place.warp) finish(shared, block, join(products), g);
+    }
+  }
+  // Multiplies keys and queries with those of earlier warps.
+  __device__ __forceinline__ static void multiply_others(SharedMemory& shared, float (&g)[32]) {
+    const PlaceAnew place;
+#pragma unroll
+    for (int block = 0; block < kTriangles - 1; ++block) {
+      if (block < place.warp) finish(shared, block, multiply_other(shared, block), g);
+    }
+  }
+};
+
+template <Type kType>
+using Config = KdaChunksConfig<kType>;
+
+}  // namespace fovea::kernels::cuda

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// The producers: a thread for each warpgroup loads chunks through the copy engine.
+#pragma once
+
+#include "kernels/cuda/sm90/kda_states/config.cuh"
+
+namespace fovea::kernels::cuda {
+
+// One thread each. `ring` continues that of the block's last walk.
+__device__ __forceinline__ void load_keys(const KdaPrefillParams& params, WalkMemory& shared,
+                                          const Walk& walk, Ring<kKeyStages>& ring) {
+#pragma unroll 1
+  for (int n = 0; n < walk.chunks; ++n, ring.advance()) {
+    KeyStage& stage = shared.keys[ring.stage];
+    TransactionBarrier& full = shared.keys_full[ring.stage];
+    shared.keys_empty[ring.stage].wait(ring.phase ^ 1);
+    full.arrive_expecting(kKeyBytes + sizeof(Tile));
+    load_bytes(&stage.terms, &walk.terms(params, n).keys, kKeyBytes, full);
+    load_box(stage.v, params.v, full, walk.head * kGdnDim + walk.first_value,
+             walk.begin + n * kGdnChunk);
+  }
+}
+__device__ __forceinline__ void load_queries(const KdaPrefillParams& params, WalkMemory& shared,
+                                             const Walk& walk, Ring<kQueryStages>& ring) {
+#pragma unroll 1
+  for (int n = 0; n < walk.chunks; ++n, ring.advance()) {
+    TransactionBarrier& full = shared.queries_full[ring.stage];
+    shared.queries_empty[ring.stage].wait(ring.phase ^ 1);
+    full.arrive_expecting(sizeof(KdaQueryTerms));
+    load_bytes(&shared.queries[ring.stage], &walk.terms(params, n).queries, sizeof(KdaQueryTerms),
+               full);
+  }
+}
+
+}  // namespace fovea::kernels::cuda

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// The warpgroup that takes 64 rows of a state through the chunks of a request. All its products
+// have values in their rows, so that the state and new values stay in registers: the sums of one
+// product are the left operand of the next. Products of a chunk, and what is done meanwhile:
+//
+//   S recalled^T      the state is stored for outputs
+//   Y solve^T         it is handed over, and decays here; before it Y = V - S recalled^T
+//   S += U kept       the new values U are handed over
+#pragma once
+
+#include "kernels/cuda/sm90/kda_states/config.cuh"
+
+namespace fovea::kernels::cuda {
+
+template <Type kType>
+class StateWalk {
+ public:
+  __device__ __forceinline__ StateWalk(const KdaPrefillParams& params, WalkMemory& shared)
+      : params_(params), shared_(shared) {}
+
+  __device__ __forceinline__ void run(const Walk& walk) {
+    float state[64] = {};
+    if (!walk.from_zero) load_state(state, params_.state, params_.state_type, first_of(walk));
+    uint32_t rounded[32];
+    round<kType>(rounded, state);
+#pragma unroll 1
+    for (int n = 0; n < walk.chunks; ++n, ring_.advance(), turn_ ^= 1) {
+      KeyStage& stage = shared_.keys[ring_.stage];
+      shared_.keys_full[ring_.stage].wait(ring_.phase);
+      const int tokens = walk.tokens - n * kGdnChunk;
+      if (tokens < kGdnChunk) {  // the rows beyond are values of others
+        clear_rows_from(stage.v, tokens);
+        finish_clearing();
+      }
+      uint32_t values[16];
+      load_values(values, stage.v);
+      float sums[32];
+      products_begin();
+      multiply_state(sums, rounded, stage.terms.recalled);
+      products_commit();
+      shared_.state.empty.wait(turn_ ^ 1);
+      store_rounded(shared_.state.rows, rounded);
+      products_wait<0>();
+      products_landed(sums);
+      subtract(values, sums);
+      products_begin();
+      multiply_tokens(sums, values, stage.terms.solve);
+      products_commit();
+      shared_.state.hand_over();
+      decay(state, stage.terms.decays);
+      products_landed(state);  // here, not after the wait
+      products_wait<0>();
+      products_landed(sums);
+      round<kType>(values, sums);
+      products_begin();
+      add_keys<kType>(state, values, stage.terms.kept);
+      products_commit();
+      shared_.values.empty.wait(turn_ ^ 1);
+      store_rounded(&shared_.values.rows, values);
+      shared_.values.hand_over();
+      products_wait<0>();
+      products_landed(state);
+      round<kType>(rounded, state);
+      release(shared_.keys_empty[ring_.stage]);
+    }
+    store_state(state, params_.state, params_.state_type, first_of(walk));
+  }
+
+ private:
+  // to = S keys^T
+  __device__ __forceinline__ static void multiply_state(float (&to)[32],
+                                                        const uint32_t (&state)[32],
+                                                        const Tile (&keys)[kBoxes]) {
+#pragma unroll
+    for (int step = 0; step < kGdnDim / 16; ++step) {
+      Product<kGdnChunk>::template run<kType, false>(
+          to, state + 4 * step,
+          moved(rows_descriptor(shared_address(keys[step / 4])), step % 4 * 32), step > 0);
+    }
+  }
+
+  // to = left matrix^T
+  __device__ __forceinline__ static void multiply_tokens(float (&to)[32],
+                                                         const uint32_t (&left)[16],
+                                                         const Tile& matrix) {
+    const uint64_t rows = rows_descriptor(shared_address(matrix));
+#pragma unroll
+    for (int step = 0; step < kGdnChunk / 16; ++step) {
+      Product<kGdnChunk>::template run<kType, false>(to, left + 4 * step, moved(rows, step * 32),
+                                                     step > 0);
+    }
+  }
+
+  // values -= sums
+  __device__ __forceinline__ static void subtract(uint32_t (&values)[16], const float (&sums)[32]) {
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      const float2 v = unpack<kType>(values[i]);
+      values[i] = pack<kType>(v.x - sums[2 * i], v.y - sums[2 * i + 1]);
+    }
+  }
+
+  __device__ __forceinline__ static void decay(float (&state)[64], const float (&decays)[kGdnDim]) {
+    const Place place;
+#pragma unroll
+    for (int j = 0; j < kGdnDim / 8; ++j) {
+      const float2 pair = *reinterpret_cast<const float2*>(&decays[8 * j + place.column]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) state[4 * j + i] *= i % 2 ? pair.y : pair.x;
+    }
+  }
+
+  // Returns the index of the thread's first element of the state in the pool.
+  __device__ __forceinline__ int64_t first_of(const Walk& walk) const {
+    const Place place;
+    return walk.slot * params_.state_slot_stride +
+           (static_cast<int64_t>(walk.head) * kGdnDim + walk.first_value + place.row) * kGdnDim +
+           place.column;
+  }
+
+  const KdaPrefillParams& params_;
+  WalkMemory& shared_;
+  Ring<kKeyStages> ring_;
+  uint32_t turn_ = 0;  // phase of what is handed over
+};
+
+}  // namespace fovea::kernels::cuda
