@@ -33,7 +33,7 @@ struct DeviceInfo {
   int index = 0;
   std::string name = {};    // the processor's own name
   int sm = 0;               // compute capability * 10 (90 for Hopper); 0 on the CPU
-  std::string isa = {};     // widest instruction set for CPU kernels: "avx512", "avx2" or ""
+  std::string isa = {};     // widest instruction set for CPU kernels: amx, avx512, avx2 or ""
   int cores = 1;            // CPU threads or streaming multiprocessors
   size_t memory_bytes = 0;  // total
 

@@ -2,6 +2,11 @@
 #include "fovea/device.h"
 
 #include <sys/sysinfo.h>
+#if defined(__x86_64__) && defined(__linux__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include <fstream>
 #include <string>
@@ -19,13 +24,28 @@ std::string processor_name() {
   return "CPU";
 }
 
+// True if this processor multiplies tiles of bf16 and the system saves their registers. It does so
+// for processes that ask, and for their threads that begin later.
+bool allows_amx() {
+#if defined(__x86_64__) && defined(__linux__)
+  constexpr unsigned kBf16 = 1u << 22, kTiles = 1u << 24;  // of EDX
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
+  if ((edx & kBf16) == 0 || (edx & kTiles) == 0) return false;
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+
 std::string widest_isa() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
       __builtin_cpu_supports("avx512cd")) {
-    return "avx512";
+    return allows_amx() ? "amx" : "avx512";
   }
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return "avx2";
 #endif

@@ -83,7 +83,7 @@ typedef struct fovea_device_info {
   int32_t reserved;       // 0
   uint64_t memory_bytes;  // total
   char name[128];         // the processor's own name
-  char isa[16];           // instruction set of CPU kernels: "avx512", "avx2" or ""
+  char isa[16];           // instruction set of CPU kernels: "amx", "avx512", "avx2" or ""
 } fovea_device_info;
 FOVEA_C_API fovea_status fovea_device_info_init(fovea_device_info* info, size_t struct_size);
 // Describes the device "cpu", "cuda" (the first GPU) or "cuda:N". FOVEA_UNSUPPORTED without a GPU.

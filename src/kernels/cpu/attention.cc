@@ -17,7 +17,7 @@ struct Kernels {
 
 Kernels kernels_of(Isa isa) {
 #if defined(__x86_64__)
-  if (isa == Isa::avx512) return {avx512::attention_item, avx512::attention_merge};
+  if (isa >= Isa::avx512) return {avx512::attention_item, avx512::attention_merge};
   if (isa == Isa::avx2) return {avx2::attention_item, avx2::attention_merge};
 #endif
   fail(ErrorCode::unsupported, "the CPU attention is not built for instruction set {}",

@@ -5,6 +5,7 @@
 
 #include "core/check.h"
 #include "core/rounding.h"
+#include "kernels/cpu/amx/gemm.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/simd/gemm.h"
 
@@ -15,6 +16,8 @@ namespace {
 constexpr int64_t kTaskElements = 32768;
 // The rows of a task are a multiple of every kernel's row tile.
 constexpr int64_t kRowStep = 24;
+// The rows of a task of tiles are a multiple of this, which is what two rounds of tiles take.
+constexpr int64_t kTiledRows = 64;
 
 void check(const GemmParams& params) {
   check_argument(params.rows >= 0 && params.n >= 0 && params.k >= 0,
@@ -32,22 +35,55 @@ void check(const GemmParams& params) {
                  "out_stride is {}, must be at least n ({})", params.out_stride, params.n);
 }
 
-}  // namespace
+bool uses_tiles(const GemmParams& params, Isa isa) {
+  return isa == Isa::amx && params.weight_dtype == DType::bf16 && !params.weight_is_kn;
+}
 
-// The cuts into tasks change no bits: one task computes each element completely.
-void gemm(const GemmParams& params, ThreadPool& threads, Isa isa) {
-  check(params);
-  if (params.rows == 0 || params.n == 0) return;
-  const auto kernel =
-      params.weight_is_kn ? FOVEA_FOR_ISA(isa, gemm_kn) : FOVEA_FOR_ISA(isa, gemm_nk);
-  // Four tasks per thread balance the load when other processes take some of the cores' time.
-  const int64_t wanted = threads.size() == 1 ? 1 : threads.size() * 4;
+using Multiply = void (*)(const GemmParams&, const GemmRange&);
+
+Multiply choose_kernel(const GemmParams& params, Isa isa) {
+#if defined(__x86_64__)
+  if (uses_tiles(params, isa)) return amx::gemm_nk;
+#endif
+  return params.weight_is_kn ? FOVEA_FOR_ISA(isa, gemm_kn) : FOVEA_FOR_ISA(isa, gemm_nk);
+}
+
+// A task's share of the output. The cut changes no bits: one task computes each element completely.
+struct TaskShape {
+  int64_t rows, columns;
+};
+
+// Four tasks per thread balance the load when other processes take some of the cores' time.
+int64_t wanted_tasks(const ThreadPool& threads) {
+  return threads.size() == 1 ? 1 : threads.size() * 4;
+}
+
+// Cuts columns first, so that each weight is converted once.
+TaskShape cut_columns(const GemmParams& params, int64_t wanted) {
   const int64_t min_columns = ceil_div(kTaskElements, std::max(params.k, 1));
   const int64_t columns =
       round_up(std::max(ceil_div<int64_t>(params.n, wanted), min_columns), kGemmPanel);
+  const int64_t row_tasks = ceil_div(wanted, ceil_div<int64_t>(params.n, columns));
+  return {round_up(ceil_div<int64_t>(params.rows, row_tasks), kRowStep), columns};
+}
+
+// Cuts rows first: tiles convert rows, not weights.
+TaskShape cut_rows(const GemmParams& params, int64_t wanted) {
+  const int64_t row_tasks = std::min(wanted, ceil_div<int64_t>(params.rows, kTiledRows));
+  const TaskShape columns = cut_columns(params, ceil_div(wanted, row_tasks));
+  return {round_up(ceil_div<int64_t>(params.rows, row_tasks), kTiledRows), columns.columns};
+}
+
+}  // namespace
+
+void gemm(const GemmParams& params, ThreadPool& threads, Isa isa) {
+  check(params);
+  if (params.rows == 0 || params.n == 0) return;
+  const Multiply kernel = choose_kernel(params, isa);
+  const int64_t wanted = wanted_tasks(threads);
+  const auto [rows, columns] =
+      uses_tiles(params, isa) ? cut_rows(params, wanted) : cut_columns(params, wanted);
   const int64_t column_tasks = ceil_div<int64_t>(params.n, columns);
-  const int64_t row_tasks_wanted = ceil_div(wanted, column_tasks);
-  const int64_t rows = round_up(ceil_div<int64_t>(params.rows, row_tasks_wanted), kRowStep);
   const int64_t row_tasks = ceil_div<int64_t>(params.rows, rows);
   threads.parallel_for(column_tasks * row_tasks, [&](int64_t task, int) {
     const int64_t row = task % row_tasks * rows;

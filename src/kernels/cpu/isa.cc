@@ -15,6 +15,8 @@ std::string_view isa_name(Isa isa) {
       return "avx2";
     case Isa::avx512:
       return "avx512";
+    case Isa::amx:
+      return "amx";
   }
   return "?";
 }
@@ -22,6 +24,7 @@ std::string_view isa_name(Isa isa) {
 Isa best_isa() {
   static const Isa best = [] {
     const DeviceInfo device = cpu_device();
+    if (device.isa == "amx") return Isa::amx;
     if (device.isa == "avx512") return Isa::avx512;
     if (device.isa == "avx2") return Isa::avx2;
     return Isa::none;

@@ -7,7 +7,8 @@
 
 namespace fovea::kernels::cpu {
 
-enum class Isa : uint8_t { none, avx2, avx512 };
+// Each one includes those before it. amx: AVX-512, and products of bf16 by tiles (AMX-BF16).
+enum class Isa : uint8_t { none, avx2, avx512, amx };
 
 // Returns the widest instruction set that this build has and this processor runs; none if the `cpu`
 // backend is unavailable.

@@ -13,7 +13,7 @@
 #if defined(__x86_64__)
 #define FOVEA_FOR_EACH_ISA(declare) declare(baseline) declare(avx2) declare(avx512)
 #define FOVEA_FOR_ISA(isa, function)                              \
-  ((isa) == ::fovea::kernels::cpu::Isa::avx512 ? avx512::function \
+  ((isa) >= ::fovea::kernels::cpu::Isa::avx512 ? avx512::function \
    : (isa) == ::fovea::kernels::cpu::Isa::avx2 ? avx2::function   \
                                                : baseline::function)
 #else

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernel of AMX over tile registers in memory, for processors without them. It takes the place
+// of the library's in the program that it is linked to.
+#include "kernels/cpu/amx/gemm.h"
+
+#include <cstring>
+
+#include "kernels/cpu/amx/gemm_tiles.h"
+
+namespace fovea::kernels::cpu::amx {
+namespace {
+
+constexpr int kRows = 16, kRowBytes = 64;
+
+struct EmulatedTiles {
+  static void configure() { std::memset(registers, 0xff, sizeof(registers)); }  // NaN
+  static void release() { configure(); }
+  template <int tile>
+  static void zero() {
+    std::memset(registers[tile], 0, sizeof(registers[tile]));
+  }
+  template <int tile>
+  static void load(const void* from, int64_t stride) {
+    for (int row = 0; row < kRows; ++row) {
+      std::memcpy(registers[tile][row], static_cast<const char*>(from) + row * stride, kRowBytes);
+    }
+  }
+  template <int tile>
+  static void store(float* to) {
+    std::memcpy(to, registers[tile], sizeof(registers[tile]));
+  }
+  template <int to, int a, int b>
+  static void add_product() {
+    for (int i = 0; i < kRows; ++i) {
+      for (int k = 0; k < kRows; ++k) {
+        for (int j = 0; j < kRows; ++j) {
+          float sum = 0;
+          std::memcpy(&sum, registers[to][i] + 4 * j, sizeof(sum));
+          sum += value(a, i, 2 * k) * value(b, k, 2 * j);
+          sum += value(a, i, 2 * k + 1) * value(b, k, 2 * j + 1);
+          std::memcpy(registers[to][i] + 4 * j, &sum, sizeof(sum));
+        }
+      }
+    }
+  }
+
+ private:
+  static float value(int tile, int row, int column) {
+    uint16_t bits = 0;
+    std::memcpy(&bits, registers[tile][row] + 2 * column, sizeof(bits));
+    const uint32_t wide = uint32_t{bits} << 16;
+    float result = 0;
+    std::memcpy(&result, &wide, sizeof(result));
+    return result;
+  }
+
+  static thread_local unsigned char registers[8][kRows][kRowBytes];
+};
+
+thread_local unsigned char EmulatedTiles::registers[8][kRows][kRowBytes];
+
+}  // namespace
+
+void gemm_nk(const GemmParams& params, const GemmRange& range) {
+  multiply<EmulatedTiles>(params, range);
+}
+
+}  // namespace fovea::kernels::cpu::amx
