@@ -7,12 +7,10 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <string>
 #include <vector>
 
+#include "dist/peer_inbox.h"
 #include "fovea/communicator.h"
-#include "gpu/gpu.h"
-#include "kernels/cuda/common/context_params.h"
 
 namespace fovea {
 
@@ -30,7 +28,9 @@ class ContextLinks {
  public:
   // Over a communicator of this GPU, which must outlive this object.
   ContextLinks(Communicator& ranks, int gpu, const ContextLinksOptions& options = {});
-  ~ContextLinks();
+  // Over the memory of other ranks.
+  explicit ContextLinks(std::unique_ptr<PeerInbox> inbox);
+  ~ContextLinks() { context_.bind_to_free(); }
   ContextLinks(const ContextLinks&) = delete;
   ContextLinks& operator=(const ContextLinks&) = delete;
 
@@ -42,11 +42,11 @@ class ContextLinks {
   int64_t max_words() const { return max_words_; }
 
   // Boxes in peers' memory, or those of a rank by itself while it rehearses.
-  kernels::cuda::ContextBoxes boxes() const;
+  kernels::cuda::RankBoxes boxes() const;
   // Boxes of the kernels before and after a call of the communicator, whose messages to each rank
   // have this many words. Without parts, all ranks get the same message.
   struct Posted {
-    kernels::cuda::ContextBoxes before, after;
+    kernels::cuda::RankBoxes before, after;
     void *send, *receive;
   };
   Posted post(int64_t words, bool has_parts) const;
@@ -54,29 +54,22 @@ class ContextLinks {
   // While a pass is rehearsed, exchanges do not communicate.
   void rehearse(bool on) { rehearses_ = on; }
   bool rehearses() const { return rehearses_; }
-  // Ends kernels of this rank that wait, and those enqueued later. May be called by any thread. A
-  // communicator has such functions itself.
+  // As those of PeerInbox. A communicator has such functions itself.
   void stop();
-  // Throws Error{device_failure} if a kernel of this rank has given up or stop() was called.
   void check() const;
 
  private:
-  friend std::vector<std::unique_ptr<ContextLinks>> make_context_links(std::span<const int>,
-                                                                       const ContextLinksOptions&);
-  ContextLinks(int gpu, int rank, int ranks, const ContextLinksOptions& options);
-
   gpu::Context context_;
+  std::unique_ptr<PeerInbox> inbox_;  // null with a communicator
   Communicator* ranks_ = nullptr;
   int64_t max_words_;
   bool rehearses_ = false;
-  gpu::DeviceBuffer memory_;  // the inbox, or messages that are sent and received
-  gpu::DeviceBuffer counters_;
-  gpu::PinnedBuffer stop_;
-  kernels::cuda::ContextBoxes boxes_{};
+  gpu::DeviceBuffer memory_, stop_;  // messages that a communicator sends and receives
+  kernels::cuda::RankBoxes boxes_{};
 };
 
-// Returns ranks that write into each other's memory, one on each of these GPUs. Throws
-// Error{unsupported} with the reason of why_no_rank_sums(), and Error{out_of_memory}.
+// Returns ranks that write into each other's memory, one on each of these GPUs. Errors as
+// make_peer_inboxes().
 std::vector<std::unique_ptr<ContextLinks>> make_context_links(
     std::span<const int> gpus, const ContextLinksOptions& options = {});
 

@@ -1,25 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums of a few rows over the GPUs of one process, by kernels that write into each other's memory.
-// A sum of few values takes less time than NCCL's, because it crosses the link once.
+// Sums over the GPUs of one process, by kernels that write into each other's memory. A sum of few
+// values takes less time than NCCL's, because it crosses the link once.
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <string>
-#include <string_view>
 #include <vector>
 
-#include "gpu/gpu.h"
+#include "dist/peer_inbox.h"
 #include "kernels/cuda/portable/rank_sum/launch.h"
 
 namespace fovea {
 
 struct RankSumsOptions {
-  // Values of one sum; longer ones are refused by add() and all_reduce().
-  int64_t max_values = int64_t{1} << 18;
+  // Values of one sum, a multiple of 4; longer ones are refused by add() and all_reduce(). 0: 2^21
+  // divided by the ranks, because each sends its values to all others.
+  int64_t max_values = 0;
   // A kernel that has waited for another rank for as long as this gives up.
   std::chrono::milliseconds timeout{10'000};
 };
@@ -28,7 +26,8 @@ struct RankSumsOptions {
 // ranks must enqueue the same ones in the same order. Every rank gets the same bits.
 class RankSums {
  public:
-  ~RankSums();
+  explicit RankSums(std::unique_ptr<PeerInbox> inbox);
+  ~RankSums() { inbox_->context().bind_to_free(); }
 
   // Both return false, and enqueue nothing, for sums that are too long or not aligned; all ranks
   // return the same. add() does what ResidualParams describes with the sum of all ranks' branches.
@@ -36,28 +35,16 @@ class RankSums {
   // receive[i] = sum over all ranks of send[i]; they may be the same array.
   bool all_reduce(const float* send, float* receive, int64_t count, Stream stream);
 
-  // Ends kernels of this rank that wait, and those enqueued later. May be called by any thread.
-  void stop();
-  // Throws Error{device_failure} if a kernel of this rank has given up or stop() was called.
-  void check() const;
+  // As those of PeerInbox.
+  void stop() { inbox_->stop(); }
+  void check() const { inbox_->check(); }
 
  private:
-  friend std::vector<std::unique_ptr<RankSums>> make_rank_sums(std::span<const int>,
-                                                               const RankSumsOptions&);
-  RankSums(int gpu, int rank, int ranks, const RankSumsOptions& options);
-
-  gpu::Context context_;
-  gpu::DeviceBuffer inbox_, counters_;
-  gpu::PinnedBuffer stop_;
-  kernels::cuda::RankMessages messages_;
+  std::unique_ptr<PeerInbox> inbox_;
   kernels::cuda::RankSum kernels_;
 };
 
-// Returns why these GPUs cannot sum so, or an empty string: too many, or two that cannot access
-// each other's memory. A GPU may have several ranks, whose kernels then must run at the same time.
-std::string why_no_rank_sums(std::span<const int> gpus);
-// Returns the ranks on these GPUs, one for each. Throws Error{unsupported} with the reason, and
-// Error{out_of_memory}.
+// Returns the ranks on these GPUs, one for each. Errors as make_peer_inboxes().
 std::vector<std::unique_ptr<RankSums>> make_rank_sums(std::span<const int> gpus,
                                                       const RankSumsOptions& options = {});
 

@@ -33,7 +33,7 @@ RankLinks::RankLinks(RankThreads& threads, const std::vector<int>& gpus, bool sh
     nccl_[index(rank)] =
         make_nccl_communicator(id, rank, threads_.size(), {DeviceKind::cuda, gpus[index(rank)]});
   });
-  why_no_sums_ = why_no_rank_sums(gpus);
+  why_no_sums_ = why_no_peers(gpus);
   if (!why_no_sums_.empty()) return;
   sums_ = make_rank_sums(gpus, {.timeout = options.timeout});
   if (share_contexts) links_ = make_context_links(gpus, {.timeout = options.timeout});

@@ -13,7 +13,6 @@
 #include "dist/collective_checks.h"
 #include "dist/context_links.h"
 #include "dist/cuda_context_exchange.h"
-#include "dist/rank_sums.h"
 #include "dist/run_ranks.h"
 #include "gpu/several_gpus.h"
 #include "support/device_array.h"
@@ -29,7 +28,7 @@ class ConcurrentContexts : public testing::TestWithParam<std::vector<int>> {
  protected:
   void SetUp() override {
     FOVEA_NEEDS_GPUS(1 + *std::ranges::max_element(GetParam()));
-    const std::string why = why_no_rank_sums(GetParam());
+    const std::string why = why_no_peers(GetParam());
     if (!why.empty()) GTEST_SKIP() << why;
   }
 };

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/float_types.h"
+#include "gpu/rank_inbox.h"
 #include "kernels/cuda/portable/rank_sum/launch.h"
 #include "support/device_array.h"
 #include "support/gpu_kernel_test.h"
@@ -25,71 +26,45 @@ constexpr int64_t kCapacity = 8192;
 // The values of all ranks, and one of the ranks as the kernels see it.
 class World {
  public:
-  World(int ranks, int own, int64_t count) : ranks_(ranks), own_(own), count_(count) {
+  World(int ranks, int own, int64_t count) : own_(own), inbox_(ranks, own, kCapacity) {
     std::mt19937 random(static_cast<uint32_t>(ranks * 1000 + own));
     std::normal_distribution<float> normal;
     for (int rank = 0; rank < ranks; ++rank) {
       std::vector<float>& values = values_.emplace_back(static_cast<size_t>(count));
       for (float& value : values) value = normal(random);
-      inboxes_.push_back(to_device(std::vector<uint32_t>(inbox_words(), 0)));
     }
-    counters_ = to_device(std::vector<RankCounters>(1));
-    stop_ = to_device(std::vector<uint32_t>(1, 0));
   }
 
   const std::vector<float>& values(int rank) const { return values_[static_cast<size_t>(rank)]; }
-
-  RankMessages messages() const {
-    RankMessages messages{};
-    for (int rank = 0; rank < ranks_; ++rank) {
-      messages.inboxes[rank] = inboxes_[static_cast<size_t>(rank)].data<uint32_t>();
-    }
-    messages.counters = counters_.data<RankCounters>();
-    messages.stop = stop_.data<uint32_t>();
-    messages.capacity = kCapacity;
-    messages.timeout_ns = 2'000'000;
-    messages.rank = own_;
-    messages.ranks = ranks_;
-    return messages;
+  test::Inbox& inbox() { return inbox_; }
+  RankBoxes boxes() const { return inbox_.boxes(); }
+  void make_nan(int rank, size_t i, uint32_t bits) {
+    values_[static_cast<size_t>(rank)][i] = std::bit_cast<float>(bits);
   }
 
-  // The others' messages of this epoch arrive.
-  void deliver(uint32_t epoch) const {
-    const gpu::DeviceBuffer& inbox = inboxes_[static_cast<size_t>(own_)];
-    auto words = to_host<uint32_t>(inbox, inbox_words());
-    for (int rank = 0; rank < ranks_; ++rank) {
-      if (rank == own_) continue;
-      for (int64_t i = 0; i < count_; ++i) {
-        const size_t at = word(epoch, rank, i);
-        words[at] = std::bit_cast<uint32_t>(values(rank)[static_cast<size_t>(i)]);
-        words[at + 1] = epoch;
-      }
-    }
-    gpu::copy_to_device(inbox.data(), words.data(), inbox.bytes(), nullptr);
-    gpu::synchronize(nullptr);
-  }
-
-  // Expects that every other rank got this rank's message.
-  void expect_sent(uint32_t epoch) const {
-    for (int rank = 0; rank < ranks_; ++rank) {
-      if (rank == own_) continue;
-      const auto words = to_host<uint32_t>(inboxes_[static_cast<size_t>(rank)], inbox_words());
-      for (int64_t i = 0; i < count_; ++i) {
-        const size_t at = word(epoch, own_, i);
-        ASSERT_EQ(words[at], std::bit_cast<uint32_t>(values(own_)[static_cast<size_t>(i)])) << i;
-        ASSERT_EQ(words[at + 1], epoch) << i;
-      }
+  // The others' messages arrive in the box of this turn.
+  void deliver(int turn) const {
+    for (size_t rank = 0; rank < values_.size(); ++rank) {
+      if (static_cast<int>(rank) != own_)
+        inbox_.deliver(turn, static_cast<int>(rank), message(rank));
     }
   }
 
-  RankCounters counters() const { return to_host<RankCounters>(counters_, 1)[0]; }
-  void set_epoch(uint32_t epoch) { counters_ = to_device(std::vector<RankCounters>{{epoch, 0}}); }
-  uint32_t stop() const { return to_host<uint32_t>(stop_, 1)[0]; }
-  void set_stop() { stop_ = to_device(std::vector<uint32_t>(1, 1)); }
+  // Expects that every other rank got this rank's message, and that the box before is clear.
+  void expect_sent(int turn) const {
+    for (size_t rank = 0; rank < values_.size(); ++rank) {
+      if (static_cast<int>(rank) == own_) continue;
+      const std::vector<uint32_t> words = message(static_cast<size_t>(own_));
+      EXPECT_EQ(inbox_.sent(turn, static_cast<int>(rank), words.size()), words);
+    }
+    EXPECT_EQ(inbox_.kept((turn + kBoxes - 1) % kBoxes), 0);
+    EXPECT_EQ(inbox_.counters().turn, static_cast<uint32_t>((turn + 1) % kBoxes));
+    EXPECT_EQ(inbox_.counters().finished, 0u);
+  }
 
   // In the order of the ranks, as every rank adds.
   std::vector<float> sum() const {
-    std::vector<float> sum(static_cast<size_t>(count_), 0);
+    std::vector<float> sum(values_[0].size(), 0);
     for (const std::vector<float>& values : values_) {
       for (size_t i = 0; i < sum.size(); ++i) sum[i] += values[i];
     }
@@ -97,19 +72,18 @@ class World {
   }
 
  private:
-  size_t inbox_words() const {
-    return static_cast<size_t>(2 * ranks_) * static_cast<size_t>(kCapacity) * 2;
-  }
-  size_t word(uint32_t epoch, int rank, int64_t i) const {
-    const int64_t box = static_cast<int64_t>(epoch % 2) * ranks_ + rank;
-    return static_cast<size_t>(2 * box * kCapacity + word_of_value(i));
+  std::vector<uint32_t> message(size_t rank) const {
+    std::vector<uint32_t> words;
+    for (const float value : values_[rank]) {
+      const auto bits = std::bit_cast<uint32_t>(value);
+      words.push_back(bits == kNotArrived ? kOtherNan : bits);
+    }
+    return words;
   }
 
-  int ranks_, own_;
-  int64_t count_;
+  int own_;
+  test::Inbox inbox_;
   std::vector<std::vector<float>> values_;
-  std::vector<gpu::DeviceBuffer> inboxes_;
-  gpu::DeviceBuffer counters_, stop_;
 };
 
 class GpuRankSum : public test::GpuKernelTest<::testing::Test> {
@@ -118,7 +92,7 @@ class GpuRankSum : public test::GpuKernelTest<::testing::Test> {
 
   static SumValuesParams sum_params(const World& world, const gpu::DeviceBuffer& send,
                                     const gpu::DeviceBuffer& receive, int64_t count) {
-    return {send.data<float>(), receive.data<float>(), count, world.messages()};
+    return {send.data<float>(), receive.data<float>(), count, world.boxes()};
   }
 };
 
@@ -128,36 +102,36 @@ TEST_F(GpuRankSum, AddsInTheOrderOfTheRanks) {
     for (const int own : {0, ranks - 1}) {
       for (const int64_t count : {4, 2048, 2052, 8192}) {
         SCOPED_TRACE(testing::Message() << "rank " << own << " of " << ranks << ", " << count);
-        const World world(ranks, own, count);
+        World world(ranks, own, count);
         const auto send = to_device(world.values(own));
         const auto receive = to_device(std::vector<float>(static_cast<size_t>(count), -1));
         const SumValuesParams params = sum_params(world, send, receive, count);
         ASSERT_TRUE(RankSum::serves(params));
-        for (const uint32_t epoch : {1u, 2u, 3u}) {
-          world.deliver(epoch);
+        for (int turn = 0; turn < 2 * kBoxes; ++turn) {
+          world.deliver(turn % kBoxes);
           kernels.sum(params, nullptr);
           EXPECT_EQ(to_host<float>(receive, static_cast<size_t>(count)), world.sum());
-          world.expect_sent(epoch);
-          EXPECT_EQ(world.counters().epoch, epoch);
-          EXPECT_EQ(world.counters().finished, 0u);
+          world.expect_sent(turn % kBoxes);
         }
-        EXPECT_EQ(world.stop(), 0u);
+        EXPECT_EQ(world.inbox().stop(), 0u);
       }
     }
   }
 }
 
-// 0 marks words that were never written, and odd and even epochs alternate.
-TEST_F(GpuRankSum, EpochsSkipZeroWhenTheyWrap) {
+// The NaN that marks missing words, on either side.
+TEST_F(GpuRankSum, NansArriveAsNans) {
   const RankSum kernels = load();
   World world(2, 0, 16);
+  world.make_nan(0, 3, kNotArrived);
+  world.make_nan(1, 9, kNotArrived);
   const auto send = to_device(world.values(0));
   const auto receive = to_device(std::vector<float>(16, -1));
-  world.set_epoch(~0u);
-  world.deliver(2);
+  world.deliver(0);
   kernels.sum(sum_params(world, send, receive, 16), nullptr);
-  EXPECT_EQ(to_host<float>(receive, 16), world.sum());
-  EXPECT_EQ(world.counters().epoch, 2u);
+  const auto got = to_host<float>(receive, 16);
+  for (size_t i = 0; i < 16; ++i) EXPECT_EQ(std::isnan(got[i]), i == 3 || i == 9) << i;
+  world.expect_sent(0);
 }
 
 TEST_F(GpuRankSum, AddsToTheResidualStreamAndNorms) {
@@ -182,9 +156,9 @@ TEST_F(GpuRankSum, AddsToTheResidualStreamAndNorms) {
   params.residual.normed_stride = kDim;
   params.residual.rows = kRows;
   params.residual.dim = kDim;
-  params.messages = world.messages();
+  params.boxes = world.boxes();
   ASSERT_TRUE(RankSum::serves(params));
-  world.deliver(1);
+  world.deliver(0);
   kernels.add(params, nullptr);
   const std::vector<float> sum = world.sum();
   const auto got = to_host<float>(on_gpu, kCount);
@@ -201,38 +175,38 @@ TEST_F(GpuRankSum, AddsToTheResidualStreamAndNorms) {
       ASSERT_NEAR(bf16_to_float(got_normed[i]), want, 0.01 * std::fabs(want) + 1e-6) << i;
     }
   }
-  world.expect_sent(1);
+  world.expect_sent(0);
 }
 
-// Words of another message in the same place do not count.
+// Messages in another box do not count.
 TEST_F(GpuRankSum, StopsWaitingInTime) {
   const RankSum kernels = load();
-  const World world(2, 0, 64);
-  world.deliver(3);
+  World world(2, 0, 64);
+  world.deliver(1);
   const auto send = to_device(world.values(0));
   const auto receive = to_device(std::vector<float>(64, -1));
   kernels.sum(sum_params(world, send, receive, 64), nullptr);
   gpu::synchronize(nullptr);
-  EXPECT_EQ(world.stop(), 1u);
+  EXPECT_EQ(world.inbox().stop(), 1u);
 }
 
 TEST_F(GpuRankSum, StopsWaitingIfTold) {
   const RankSum kernels = load();
   World world(2, 1, 64);
-  world.set_stop();
+  world.inbox().set_stop();
   const auto send = to_device(world.values(1));
   const auto receive = to_device(std::vector<float>(64, -1));
   SumValuesParams params = sum_params(world, send, receive, 64);
-  params.messages.timeout_ns = int64_t{1} << 60;
+  params.boxes.timeout_ns = int64_t{1} << 60;
   kernels.sum(params, nullptr);
   gpu::synchronize(nullptr);
-  EXPECT_EQ(world.counters().epoch, 1u);
+  EXPECT_EQ(world.inbox().counters().turn, 1u);
 }
 
 TEST(RankSum, ServesWhatFitsAndIsAligned) {
   alignas(16) float memory[64];
   SumValuesParams params{memory, memory, 16, {}};
-  params.messages.capacity = 16;
+  params.boxes.part_stride = 16;
   EXPECT_TRUE(RankSum::serves(params));
   params.count = 20;
   EXPECT_FALSE(RankSum::serves(params));

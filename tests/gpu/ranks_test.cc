@@ -173,7 +173,7 @@ class ConcurrentSums : public testing::TestWithParam<std::vector<int>> {
  protected:
   void SetUp() override {
     FOVEA_NEEDS_GPUS(1 + *std::ranges::max_element(GetParam()));
-    const std::string why = why_no_rank_sums(GetParam());
+    const std::string why = why_no_peers(GetParam());
     if (!why.empty()) GTEST_SKIP() << why;
   }
 };

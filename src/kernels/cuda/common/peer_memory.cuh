@@ -6,26 +6,6 @@
 
 namespace fovea::kernels::cuda {
 
-// Two words of a value and its mark. Each word is read and written at once.
-struct MarkedPair {
-  uint32_t first, first_mark, second, second_mark;
-};
-
-__device__ __forceinline__ void store_marked(uint32_t* to, const MarkedPair& pair) {
-  asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(pair.first),
-               "r"(pair.first_mark), "r"(pair.second), "r"(pair.second_mark)
-               : "memory");
-}
-// Called in loops that wait for another GPU.
-__device__ __forceinline__ MarkedPair load_marked(const uint32_t* from) {
-  MarkedPair pair;
-  asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(pair.first), "=r"(pair.first_mark), "=r"(pair.second), "=r"(pair.second_mark)
-               : "l"(from)
-               : "memory");
-  return pair;
-}
-
 __device__ __forceinline__ uint32_t load_shared_word(const uint32_t* from) {
   uint32_t value;
   asm volatile("ld.volatile.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");

@@ -7,9 +7,8 @@
 #pragma once
 
 #include "kernels/cuda/common/context_params.h"
-#include "kernels/cuda/common/counters.cuh"
+#include "kernels/cuda/common/mail.cuh"
 #include "kernels/cuda/common/overlap.cuh"
-#include "kernels/cuda/common/peer_memory.cuh"
 #include "kernels/cuda/portable/context/plan.cuh"
 
 namespace fovea::kernels::cuda {
@@ -18,111 +17,6 @@ enum ContextOp { plan, queries, states_bf16, states_f16 };
 
 constexpr int kExchangeThreads = 256;
 constexpr int kExchangeAtOnce = 4;  // quads of a thread whose loads are in flight together
-
-// The messages of one exchange: those of this rank, and those of the others.
-class Mail {
- public:
-  // words: of the message to each rank, a multiple of 4. All threads of the grid.
-  __device__ Mail(const ContextBoxes& boxes, int words) : boxes_(boxes), words_(words) {
-    if (!boxes.counters) return;
-    turn_ = load_shared_word(&boxes.counters->turn);
-    words_before_ = boxes.counters->words;
-  }
-
-  __device__ bool is_other(int rank) const { return rank != boxes_.rank && rank < boxes_.ranks; }
-  __device__ uint32_t* to(int rank) const { return boxes_.to[rank] + turn_ * boxes_.box_stride; }
-  __device__ const uint32_t* from(int rank) const {
-    return boxes_.from + turn_ * boxes_.box_stride + rank * boxes_.part_stride;
-  }
-
-  __device__ static uint32_t sent(uint32_t word) { return word == kNotArrived ? kOtherNan : word; }
-  __device__ static uint4 sent(const uint4& quad) {
-    return {sent(quad.x), sent(quad.y), sent(quad.z), sent(quad.w)};
-  }
-
-  // Wait for what is at these addresses at once, because each load takes long. Null: there is
-  // nothing.
-  template <int kCount>
-  __device__ void receive(const uint32_t* const (&at)[kCount], uint4 (&quads)[kCount]) const {
-    wait([&] { return have_arrived(at, quads); });
-  }
-  template <int kCount>
-  __device__ void receive(const uint32_t* const (&words_at)[kCount], uint32_t (&words)[kCount],
-                          const uint32_t* const (&at)[kCount], uint4 (&quads)[kCount]) const {
-    wait([&] {
-      bool arrived = have_arrived(at, quads);
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) {
-        if (words_at[i]) words[i] = load_shared_word(words_at[i]);
-        arrived = arrived && (!words_at[i] || words[i] != kNotArrived);
-      }
-      return arrived;
-    });
-  }
-
-  // Clears the box of the message before this one. All threads of the grid.
-  __device__ void clear() const {
-    if (!boxes_.counters || !boxes_.receives) return;
-    const uint32_t before = (turn_ + kBoxes - 1) % kBoxes;
-    constexpr uint4 kClear = {kNotArrived, kNotArrived, kNotArrived, kNotArrived};
-    for (int rank = 0; rank < boxes_.ranks; ++rank) {
-      if (!is_other(rank)) continue;
-      uint32_t* const box = boxes_.from + before * boxes_.box_stride + rank * boxes_.part_stride;
-      int at = 4 * (blockIdx.x * kExchangeThreads + threadIdx.x);
-      for (; at < words_before_; at += 4 * gridDim.x * kExchangeThreads) {
-        *reinterpret_cast<uint4*>(box + at) = kClear;
-      }
-    }
-  }
-
-  // The last block of the grid counts the message. All threads of every block.
-  __device__ void end() const {
-    if (!boxes_.counters || !boxes_.receives) return;
-    __syncthreads();
-    if (threadIdx.x != 0) return;
-    const uint32_t last = gridDim.x - 1;
-    if (increment_acquire_release(&boxes_.counters->finished, last) != last) return;
-    boxes_.counters->words = words_;
-    store_shared_word(&boxes_.counters->turn, (turn_ + 1) % kBoxes);
-  }
-
- private:
-  template <int kCount>
-  __device__ static bool have_arrived(const uint32_t* const (&at)[kCount], uint4 (&quads)[kCount]) {
-    bool arrived = true;
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      if (!at[i]) continue;
-      quads[i] = load_shared_quad(at[i]);
-      arrived = arrived && quads[i].x != kNotArrived && quads[i].y != kNotArrived &&
-                quads[i].z != kNotArrived && quads[i].w != kNotArrived;
-    }
-    return arrived;
-  }
-
-  template <class Arrived>
-  __device__ void wait(const Arrived& arrived) const {
-    constexpr uint32_t kTriesAtOnce = 256;
-    int64_t begin = 0;
-    for (uint32_t tries = 1; !arrived(); ++tries) {
-      if (tries % kTriesAtOnce == 0 && stops(begin)) return;
-    }
-  }
-  // begin: when this was first asked, 0 before.
-  __device__ bool stops(int64_t& begin) const {
-    if (load_shared_word(boxes_.stop) != 0) return true;
-    const int64_t now = global_nanoseconds();
-    if (begin == 0) begin = now;
-    if (now - begin < boxes_.timeout_ns) return false;
-    store_shared_word(boxes_.stop, 1);
-    return true;
-  }
-
-  const ContextBoxes& boxes_;
-  const int words_;
-  uint32_t turn_ = 0;
-  int words_before_ = 0;
-};
 
 // One quad of the rows that are exchanged.
 struct ExchangedQuad {
@@ -175,7 +69,7 @@ struct GatherQueriesConfig {
     const Mail mail(params.boxes, 4 * params.rows.tokens * params.rows.heads * params.rows.quads);
     if (params.boxes.sends) send(params, mail);
     if (params.boxes.sends && !params.boxes.receives) return;
-    mail.clear();
+    mail.clear<kExchangeThreads>();
     copy_own(params);
     for (int rank = 0; params.boxes.receives && rank < params.boxes.ranks; ++rank) {
       if (mail.is_other(rank)) receive(params, mail, rank);
@@ -249,7 +143,7 @@ struct MergeContextConfig {
       if (mail.is_other(rank)) send(params, mail, rank);
     }
     if (params.boxes.sends && !params.boxes.receives) return;
-    mail.clear();
+    mail.clear<kExchangeThreads>();
     for_quads(params.rows, [&](const QuadsAtOnce& at) { merge(params, mail, at); });
     mail.end();
   }

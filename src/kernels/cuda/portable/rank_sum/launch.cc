@@ -24,14 +24,14 @@ RankSum::RankSum(int sm, gpu::KernelStore& store)
 
 bool RankSum::serves(const SumResidualParams& params) {
   const ResidualParams& step = params.residual;
-  return int64_t{step.rows} * step.dim <= params.messages.capacity && step.dim % 4 == 0 &&
+  return int64_t{step.rows} * step.dim <= params.boxes.part_stride && step.dim % 4 == 0 &&
          step.dim <= kMaxDim && step.normed_stride % 4 == 0 && is_aligned(step.x, 16) &&
          is_aligned(step.branch, 16) && is_aligned(step.normed, 8) &&
          is_aligned(step.norm.weight, 16) && is_aligned(step.branch_norm.weight, 16);
 }
 
 bool RankSum::serves(const SumValuesParams& params) {
-  return params.count <= params.messages.capacity && params.count % 4 == 0 &&
+  return params.count <= params.boxes.part_stride && params.count % 4 == 0 &&
          is_aligned(params.send, 16) && is_aligned(params.receive, 16);
 }
 

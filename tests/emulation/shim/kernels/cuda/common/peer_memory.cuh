@@ -6,17 +6,6 @@
 
 namespace fovea::kernels::cuda {
 
-struct MarkedPair {
-  uint32_t first, first_mark, second, second_mark;
-};
-
-inline void store_marked(uint32_t* to, const MarkedPair& pair) {
-  to[0] = pair.first;
-  to[1] = pair.first_mark;
-  to[2] = pair.second;
-  to[3] = pair.second_mark;
-}
-inline MarkedPair load_marked(const uint32_t* from) { return {from[0], from[1], from[2], from[3]}; }
 inline uint32_t load_shared_word(const uint32_t* from) { return *from; }
 inline void store_shared_word(uint32_t* to, uint32_t value) { *to = value; }
 inline void store_shared_quad(uint32_t* to, const uint4& quad) {
