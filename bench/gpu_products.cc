@@ -13,6 +13,7 @@
 #include "core/float_types.h"
 #include "gpu/cublaslt.h"
 #include "kernels/cuda/portable/skinny_gemm/launch.h"
+#include "kernels/cuda/sm90/narrow_gemm/launch.h"
 #include "kernels/cuda/store.h"
 
 namespace fovea::bench {
@@ -29,6 +30,7 @@ class ProductBench {
         measure_(context_),
         matrices_(kMatrixBytes),
         skinny_(context_.info().sm, cuda::kernel_store()),
+        narrow_(context_.info().sm, cuda::kernel_store()),
         cublaslt_(false, max_rows) {
     ceilings_ = measure_gpu_ceilings(measure_, matrices_, PowerState::burst, stream());
     measure_.fill_noise(matrices_.data(), DType::bf16, static_cast<int64_t>(kMatrixBytes / 2), 1,
@@ -60,6 +62,11 @@ class ProductBench {
     if (is_served) {
       result.difference = difference(
           output([&](int32_t turn, Stream to) { skinny_.run(skinny(result, turn), to); }), want);
+    }
+    if (narrow_.serves(skinny(result, 0))) {
+      const auto narrow = [&](int32_t turn, Stream to) { narrow_.run(skinny(result, turn), to); };
+      result.narrow_seconds = time(narrow);
+      result.difference = difference(output(narrow), want);
     }
     return result;
   }
@@ -122,6 +129,7 @@ class ProductBench {
   MeasureKernels measure_;
   gpu::DeviceBuffer matrices_, x_, out_;
   cuda::SkinnyProducts skinny_;
+  cuda::NarrowProducts narrow_;
   gpu::MatrixProducts cublaslt_;
   GpuCeilings ceilings_;
   int32_t sets_ = 1;
@@ -133,9 +141,11 @@ std::string microseconds(const std::optional<double>& seconds) {
 
 std::optional<double> best_seconds(const ProductResult& result) {
   std::optional<double> best = result.cublaslt_seconds;
-  for (const auto& seconds : result.variant_seconds) {
+  const auto add = [&](const std::optional<double>& seconds) {
     if (seconds && (!best || *seconds < *best)) best = seconds;
-  }
+  };
+  std::ranges::for_each(result.variant_seconds, add);
+  add(result.narrow_seconds);
   return best;
 }
 
@@ -145,6 +155,7 @@ std::vector<std::string> cells(const ProductResult& result) {
                                   std::to_string(result.rows), microseconds(result.floor_seconds),
                                   microseconds(result.cublaslt_seconds)};
   for (const auto& seconds : result.variant_seconds) row.push_back(microseconds(seconds));
+  row.push_back(microseconds(result.narrow_seconds));
   row.push_back(fmt::format("{:.3f}", result.floor_seconds / best_seconds(result).value_or(1)));
   row.push_back(fmt::format("{:.1e}", result.difference));
   return row;
@@ -155,6 +166,7 @@ std::vector<std::string> header_cells() {
   for (const std::string_view stages : cuda::SkinnyProducts::kStages) {
     row.push_back(fmt::format("{}_stages_us", stages));
   }
+  row.push_back("narrow_us");
   row.push_back("best_share");
   row.push_back("difference");
   return row;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of a few rows with the matrices of a model: the time of cuBLASLt, of each tile of
-// portable/skinny_gemm, and of reading the matrix.
+// Products of a few rows with the matrices of a model: the time of cuBLASLt, of each variant of
+// portable/skinny_gemm, of sm90/narrow_gemm, and of reading the matrix.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,8 @@ struct ProductResult {
   std::optional<double> cublaslt_seconds;
   // By SkinnyProducts::kStages; null: too many rows.
   std::vector<std::optional<double>> variant_seconds;
-  double difference = 0;  // between run()'s output and cuBLASLt's, relative, 2-norm
+  std::optional<double> narrow_seconds;  // as run() divides it
+  double difference = 0;                 // between run()'s output and cuBLASLt's, relative, 2-norm
 };
 
 // Measures every shape with every number of rows. Matrices rotate over more memory than caches

@@ -157,9 +157,9 @@ class CudaDevice final : public ModelDevice {
   }
   // Sums the branch of a step over the ranks. Returns true if that was the whole step.
   bool sum_branch(const ResidualStep& step, const cuda::ResidualParams& params);
-  bool serves_skinny(const Linear& weights, const cuda::SkinnyGemmParams& params) const {
+  bool serves_few_rows(const Linear& weights, const cuda::SkinnyGemmParams& params) const {
     return !row_invariant_ && weights.dtype == DType::bf16 && !weights.is_kn &&
-           cuda::SkinnyProducts::serves(params);
+           kernels_.serves_few_rows(params);
   }
 
   gpu::Context context_;
@@ -199,7 +199,7 @@ void CudaDevice::linear(const Linear& weights, Rows x, Rows out, int64_t rows) {
     return kernels_.ops.single_column(params, stream());
   }
   const cuda::SkinnyGemmParams skinny = skinny_params(weights, x, out, rows);
-  if (serves_skinny(weights, skinny)) return kernels_.skinny.run(skinny, stream());
+  if (serves_few_rows(weights, skinny)) return kernels_.multiply_few_rows(skinny, stream());
   gpu::MatmulParams params;
   params.x = x.data;
   params.weight = weights.weight;
@@ -220,14 +220,14 @@ void CudaDevice::linear(const Linear& weights, Rows x, Rows out, int64_t rows) {
 // Rows are those of the arena, which are aligned; the weight stands for them.
 bool CudaDevice::joins_norms(const Linear& weights, int64_t rows) const {
   const Rows dense{const_cast<std::byte*>(weights.weight), weights.k, DType::bf16};
-  return serves_skinny(weights, skinny_params(weights, dense, dense, rows));
+  return serves_few_rows(weights, skinny_params(weights, dense, dense, rows));
 }
 
 bool CudaDevice::joined_linear(const Linear& weights, const JoinedSteps& steps, Rows x, Rows out,
                                int64_t rows) {
   const cuda::SkinnyGemmParams params = joined_params(weights, steps, x, out, rows);
-  if (!serves_skinny(weights, params)) return false;
-  kernels_.skinny.run(params, stream());
+  if (!serves_few_rows(weights, params)) return false;
+  kernels_.multiply_few_rows(params, stream());
   return true;
 }
 
@@ -235,8 +235,8 @@ bool CudaDevice::gated_linear(const MlpParts& parts, const DeferredNorm& norm, R
                               int64_t rows) {
   if (parts.up || parts.alternates) return false;
   const cuda::SkinnyGemmParams skinny = gated_params(parts, norm, x, out, rows);
-  if (!serves_skinny(parts.gate, skinny)) return false;
-  kernels_.skinny.run(skinny, stream());
+  if (!serves_few_rows(parts.gate, skinny)) return false;
+  kernels_.multiply_few_rows(skinny, stream());
   return true;
 }
 

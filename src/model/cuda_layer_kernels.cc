@@ -26,6 +26,16 @@ bool has_more_than_norm(const HeadSteps& steps) {
 
 }  // namespace
 
+bool CudaLayerKernels::serves_few_rows(const cuda::SkinnyGemmParams& params) const {
+  return cuda::SkinnyProducts::serves(params) || narrow.serves(params);
+}
+
+void CudaLayerKernels::multiply_few_rows(const cuda::SkinnyGemmParams& params,
+                                         Stream stream) const {
+  if (cuda::SkinnyProducts::serves(params)) return skinny.run(params, stream);
+  narrow.run(params, stream);
+}
+
 cuda::NormWeights weights_of(const Norm& norm) {
   return {norm.weight.data(), norm.epsilon, norm.plus_one ? 1.0f : 0.0f};
 }

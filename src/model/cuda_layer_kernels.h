@@ -5,6 +5,7 @@
 #include "kernels/cuda/portable/expert_gemm/launch.h"
 #include "kernels/cuda/portable/layer_ops/launch.h"
 #include "kernels/cuda/portable/skinny_gemm/launch.h"
+#include "kernels/cuda/sm90/narrow_gemm/launch.h"
 #include "model/device.h"
 
 namespace fovea {
@@ -12,11 +13,16 @@ namespace fovea {
 struct CudaLayerKernels {
   // Loads the kernels for the current GPU. Throws as kernels::cuda::Kernel does.
   CudaLayerKernels(int sm, gpu::KernelStore& store)
-      : ops(sm, store), expert_gemm(sm, store), skinny(sm, store) {}
+      : ops(sm, store), expert_gemm(sm, store), skinny(sm, store), narrow(sm, store) {}
+
+  // Returns true if multiply_few_rows() computes such a product.
+  bool serves_few_rows(const kernels::cuda::SkinnyGemmParams& params) const;
+  void multiply_few_rows(const kernels::cuda::SkinnyGemmParams& params, Stream stream) const;
 
   kernels::cuda::LayerOps ops;
   kernels::cuda::ExpertGemm expert_gemm;
   kernels::cuda::SkinnyProducts skinny;
+  kernels::cuda::NarrowProducts narrow;
 };
 
 kernels::cuda::NormWeights weights_of(const Norm& norm);

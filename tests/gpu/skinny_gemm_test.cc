@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of a few rows by themselves, in every variant: correct by fp64, with biases, gates and
-// partial tiles, and nothing written beyond the rows and columns of the output; norms that begin in
-// one product and end in the next.
+// Products of up to 8 rows and of 9 to 128 by themselves, in every variant: correct by fp64, with
+// biases, gates and partial tiles, and nothing written beyond the rows and columns of the output;
+// norms that begin in one product and end in the next.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,6 +13,7 @@
 #include "core/float_types.h"
 #include "kernels/cuda/common/layer_params.h"
 #include "kernels/cuda/portable/skinny_gemm/launch.h"
+#include "kernels/cuda/sm90/narrow_gemm/launch.h"
 #include "support/bf16_noise.h"
 #include "support/device_array.h"
 #include "support/expect_close.h"
@@ -28,9 +29,41 @@ using test::to_host;
 constexpr float kUntouched = 12352;  // representable in bf16
 constexpr int32_t kPadding = 8;      // elements after each row of every operand
 
+enum class Kernels { skinny, narrow };
+
+// The kernels of one kind. Variants of narrow kernels are divisions.
+class Products {
+ public:
+  Products(Kernels kind, int sm, gpu::KernelStore& store)
+      : kind_(kind), skinny_(sm, store), narrow_(sm, store) {}
+
+  bool serves(const SkinnyGemmParams& params) const {
+    return kind_ == Kernels::skinny ? SkinnyProducts::serves(params) : narrow_.serves(params);
+  }
+  size_t variants() const {
+    return kind_ == Kernels::skinny ? SkinnyProducts::kStages.size()
+                                    : NarrowProducts::kDivisions.size();
+  }
+  std::vector<int32_t> row_counts() const {
+    if (kind_ == Kernels::skinny)
+      return {1, SkinnyProducts::kMaxRows - 1, SkinnyProducts::kMaxRows};
+    return {NarrowProducts::kMinRows, 16, 31, 41, 60, NarrowProducts::kMaxRows};
+  }
+  void run(const SkinnyGemmParams& params, size_t variant) const {
+    if (kind_ == Kernels::skinny) return skinny_.run(params, variant, nullptr);
+    narrow_.run(params, NarrowProducts::kDivisions[variant], nullptr);
+  }
+
+ private:
+  Kernels kind_;
+  SkinnyProducts skinny_;
+  NarrowProducts narrow_;
+};
+
 struct Shape {
   int32_t n, k;
   bool is_f32 = false, has_bias = false, is_gated = false;
+  Kernels kernels = Kernels::skinny;
 };
 
 class SkinnyGemmTest : public test::GpuKernelTest<::testing::TestWithParam<Shape>> {
@@ -38,7 +71,8 @@ class SkinnyGemmTest : public test::GpuKernelTest<::testing::TestWithParam<Shape
   void SetUp() override {
     GpuKernelTest::SetUp();
     if (IsSkipped()) return;
-    products_.emplace(context->info().sm, *store);
+    if (GetParam().kernels == Kernels::narrow && context->info().sm != 90) GTEST_SKIP();
+    products_.emplace(GetParam().kernels, context->info().sm, *store);
     weight_rows_ = GetParam().is_gated ? 2 * GetParam().n : GetParam().n;
     weight_ = bf16_noise(static_cast<size_t>(weight_rows_) * stride(), 3);
     bias_ = bf16_noise(static_cast<size_t>(weight_rows_), 5);
@@ -71,8 +105,8 @@ class SkinnyGemmTest : public test::GpuKernelTest<::testing::TestWithParam<Shape
     params.out_is_f32 = shape.is_f32;
     params.up_offset = shape.is_gated ? shape.n : 0;
     params.activation = kSilu;
-    EXPECT_TRUE(SkinnyProducts::serves(params));
-    products_->run(params, variant, nullptr);
+    EXPECT_TRUE(products_->serves(params));
+    products_->run(params, variant);
     gpu::synchronize(nullptr);
     if (shape.is_f32) return to_host<float>(out, count);
     std::vector<float> values;
@@ -102,7 +136,7 @@ class SkinnyGemmTest : public test::GpuKernelTest<::testing::TestWithParam<Shape
     return gate / (1 + std::exp(-gate)) * up;
   }
 
-  std::optional<SkinnyProducts> products_;
+  std::optional<Products> products_;
   int32_t weight_rows_ = 0;
   std::vector<uint16_t> weight_, bias_;
   gpu::DeviceBuffer weight_device_, bias_device_;
@@ -110,8 +144,8 @@ class SkinnyGemmTest : public test::GpuKernelTest<::testing::TestWithParam<Shape
 
 TEST_P(SkinnyGemmTest, EveryTileIsRight) {
   const Shape& shape = GetParam();
-  for (size_t variant = 0; variant < SkinnyProducts::kStages.size(); ++variant) {
-    for (const int32_t rows : {1, SkinnyProducts::kMaxRows - 1, SkinnyProducts::kMaxRows}) {
+  for (size_t variant = 0; variant < products_->variants(); ++variant) {
+    for (const int32_t rows : products_->row_counts()) {
       SCOPED_TRACE("variant " + std::to_string(variant) + ", rows " + std::to_string(rows));
       std::vector<uint16_t> x = bf16_noise(static_cast<size_t>(rows) * stride(), 11);
       const std::vector<float> out = run(to_device(x), rows, variant);
@@ -134,17 +168,24 @@ TEST_P(SkinnyGemmTest, EveryTileIsRight) {
   }
 }
 
-// Neither other rows nor the variant change a row.
+// Other rows do not change a row. Neither do variants, unless they share k among blocks.
 TEST_P(SkinnyGemmTest, ARowIsTheSameAmongOthers) {
-  constexpr int32_t kRows = SkinnyProducts::kMaxRows;
-  const std::vector<uint16_t> x = bf16_noise(size_t{kRows} * stride(), 13);
-  const std::vector<uint16_t> own(x.end() - static_cast<int64_t>(stride()), x.end());
-  const std::vector<float> alone = run(to_device(own), 1, 0);
-  for (size_t variant = 0; variant < SkinnyProducts::kStages.size(); ++variant) {
-    const std::vector<float> all = run(to_device(x), kRows, variant);
+  const bool is_narrow = GetParam().kernels == Kernels::narrow;
+  const int32_t few = products_->row_counts().front(), many = products_->row_counts().back();
+  const std::vector<uint16_t> x = bf16_noise(static_cast<size_t>(many) * stride(), 13);
+  const auto last = [](const std::vector<float>& out, int32_t rows, size_t stride) {
+    const auto* const from = out.data() + static_cast<size_t>(rows - 1) * stride;
+    return std::vector<float>(from, from + stride);
+  };
+  const std::vector<uint16_t> own(x.end() - static_cast<int64_t>(stride()) * few, x.end());
+  std::vector<float> alone;
+  for (size_t variant = 0; variant < products_->variants(); ++variant) {
+    if (alone.empty() || is_narrow) {
+      alone = last(run(to_device(own), few, variant), few, out_stride());
+    }
+    const std::vector<float> among = last(run(to_device(x), many, variant), many, out_stride());
     for (size_t i = 0; i < out_stride(); ++i) {
-      ASSERT_EQ(alone[i], all[size_t{kRows - 1} * out_stride() + i])
-          << "variant " << variant << ", column " << i;
+      ASSERT_EQ(alone[i], among[i]) << "variant " << variant << ", column " << i;
     }
   }
 }
@@ -153,7 +194,7 @@ std::string name_of(const ::testing::TestParamInfo<Shape>& info) {
   const Shape& shape = info.param;
   return std::to_string(shape.n) + "_" + std::to_string(shape.k) +
          (shape.is_f32 ? "_f32" : "_bf16") + (shape.has_bias ? "_bias" : "") +
-         (shape.is_gated ? "_gated" : "");
+         (shape.is_gated ? "_gated" : "") + (shape.kernels == Kernels::narrow ? "_narrow" : "");
 }
 
 // Fewer steps than warps, partial tiles, stages that repeat.
@@ -163,11 +204,18 @@ INSTANTIATE_TEST_SUITE_P(Shapes, SkinnyGemmTest,
                                            Shape{44, 960, false, false, true},
                                            Shape{16, 192, false, true, true}),
                          name_of);
+INSTANTIATE_TEST_SUITE_P(NarrowShapes, SkinnyGemmTest,
+                         ::testing::Values(Shape{16, 128, false, false, false, Kernels::narrow},
+                                           Shape{144, 640, true, true, false, Kernels::narrow},
+                                           Shape{272, 1920, false, true, false, Kernels::narrow},
+                                           Shape{40, 1152, false, false, true, Kernels::narrow},
+                                           Shape{136, 384, false, true, true, Kernels::narrow}),
+                         name_of);
 
 // A product adds to a residual stream and begins a norm; another product ends it.
-class NormsOfProducts : public test::GpuKernelTest<::testing::Test> {
+class NormsOfProducts : public test::GpuKernelTest<::testing::TestWithParam<Kernels>> {
  protected:
-  static constexpr int32_t kK = 448, kColumns = 72;
+  static constexpr int32_t kK = 640, kColumns = 80;
   static constexpr float kFactor = 0.25f, kEpsilon = 1e-3f, kPlus = 1;
 
   struct Begun {
@@ -177,7 +225,9 @@ class NormsOfProducts : public test::GpuKernelTest<::testing::Test> {
 
   void SetUp() override {
     GpuKernelTest::SetUp();
-    if (!IsSkipped()) products_.emplace(context->info().sm, *store);
+    if (IsSkipped()) return;
+    if (GetParam() == Kernels::narrow && context->info().sm != 90) GTEST_SKIP();
+    products_.emplace(GetParam(), context->info().sm, *store);
   }
   static std::vector<float> floats_of(const std::vector<uint16_t>& bits) {
     std::vector<float> values;
@@ -214,7 +264,7 @@ class NormsOfProducts : public test::GpuKernelTest<::testing::Test> {
     params.stream_factor = kFactor;
     params.norm = {norm.data<float>(), kEpsilon, kPlus};
     params.squares = sums.data<float>();
-    products_->run(params, variant, nullptr);
+    products_->run(params, variant);
     gpu::synchronize(nullptr);
     return {to_host<float>(stream, count),
             to_host<float>(sums, static_cast<size_t>(rows + 1) * squares),
@@ -239,24 +289,28 @@ class NormsOfProducts : public test::GpuKernelTest<::testing::Test> {
     params.out_is_f32 = 1;
     params.in_squares = squares.data<float>();
     params.in_epsilon = kEpsilon;
-    products_->run(params, variant, nullptr);
+    products_->run(params, variant);
     gpu::synchronize(nullptr);
     return to_host<float>(out, count);
   }
 
-  std::optional<SkinnyProducts> products_;
+  std::optional<Products> products_;
   std::vector<float> norm_, bias_;  // [n]
 };
 
-TEST_F(NormsOfProducts, BeginInOneAndEndInTheNext) {
-  for (const int32_t n : {192, 200, 4160}) {
+TEST_P(NormsOfProducts, BeginInOneAndEndInTheNext) {
+  const bool is_narrow = GetParam() == Kernels::narrow;
+  const int32_t depth = is_narrow ? kNarrowDepth : kSkinnyDepth;
+  const std::vector<int32_t> widths =
+      is_narrow ? std::vector<int32_t>{384, 208, 1152} : std::vector<int32_t>{192, 200, 4160};
+  for (const int32_t n : widths) {
     const auto width = static_cast<size_t>(n);
     norm_ = floats_of(bf16_noise(width, 17));
     bias_ = floats_of(bf16_noise(width, 19));
     const std::vector<uint16_t> weight = bf16_noise(width * kK, 23);
     const std::vector<uint16_t> next = bf16_noise(width * kColumns, 29);
-    for (size_t variant = 0; variant < SkinnyProducts::kStages.size(); ++variant) {
-      const int32_t rows = n > 1000 ? 3 : SkinnyProducts::kMaxRows - 1;
+    for (size_t variant = 0; variant < products_->variants(); ++variant) {
+      const int32_t rows = is_narrow ? (n == 208 ? 50 : 13) : n > 1000 ? 3 : 7;
       SCOPED_TRACE("n " + std::to_string(n) + ", variant " + std::to_string(variant));
       const std::vector<uint16_t> x = bf16_noise(static_cast<size_t>(rows) * kK, 31);
       const size_t count = static_cast<size_t>(rows + 1) * width;
@@ -283,7 +337,7 @@ TEST_F(NormsOfProducts, BeginInOneAndEndInTheNext) {
         }
         ASSERT_TRUE(test::is_near(begun.squares[i], want, 1e-5 * want)) << i;
       }
-      if (n % kSkinnyDepth != 0) continue;
+      if (n % depth != 0) continue;
       const std::vector<float> out = end(begun, next, rows, variant);
       for (size_t i = 0; i < out.size(); ++i) {
         const size_t row = i / kColumns;
@@ -298,6 +352,12 @@ TEST_F(NormsOfProducts, BeginInOneAndEndInTheNext) {
     }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Kernels, NormsOfProducts,
+                         ::testing::Values(Kernels::skinny, Kernels::narrow),
+                         [](const auto& kernels) {
+                           return kernels.param == Kernels::skinny ? "skinny" : "narrow";
+                         });
 
 TEST(SkinnyProducts, RefusesWhatItCannotCompute) {
   SkinnyGemmParams good{};
