@@ -20,7 +20,7 @@ struct alignas(1024) KdaKeyTerms {
   KdaRows recalled;                      // keys times the decays up to their token
   KdaRows kept;                          // keys times the decays after their token
   uint16_t solve[kGdnChunk][kGdnChunk];  // swizzled as the rows above
-  float decays[kGdnDim];                 // of the whole chunk
+  float decays[kGdnDim];                 // products over the chunk
 };
 struct alignas(1024) KdaQueryTerms {
   KdaRows read;  // queries times the scale and the decays up to their token

@@ -58,7 +58,7 @@ struct BlockSums {
 
 struct Solver {
   Tile& high;  // the result, rounded
-  Tile& low;   // what rounding lost
+  Tile& low;   // the remainders
   Triangle (&triangles)[kTriangles];
   PlaceAnew place;
 

@@ -37,7 +37,7 @@ struct ChunkMemory {
   };
   uint16_t across[kTriangles - 2][kGdnDim];  // decays of the tokens of warps 1 and 2 in f16
   float betas[kGdnChunk];
-  float key_factors[kGdnChunk], query_factors[kGdnChunk];  // what rows have to be multiplied by
+  float key_factors[kGdnChunk], query_factors[kGdnChunk];  // norms that operands lack
 };
 
 // A chunk and one value head of it. Heads of a chunk follow one another, as in memory.

@@ -76,10 +76,7 @@ struct KdaChunksConfig {
           token < count ? params.beta[(begin + token) * params.value_heads + task.head] : 0;
     }
     wait_copies<0>();  // lanes read what they have copied themselves
-    const PlaceAnew place;
-    const RowScales key_scales(shared.keys[place.warp], params.l2_normalise, 1, shared.key_factors);
-    const RowScales query_scales(shared.queries[place.warp], params.l2_normalise, params.scale,
-                                 shared.query_factors);
+    const RowScales scales(shared, params.l2_normalise, params.scale);
     __syncthreads();
     to.keys.decays[threadIdx.x] = find_decays(shared);
     __syncthreads();
@@ -89,12 +86,9 @@ struct KdaChunksConfig {
 #pragma unroll 1
     for (int group = 0; group < kGroups; ++group) {
       LaneDecays decays = next;
-      float totals[2][8];
       if (group + 1 < kGroups) next.load(log_decay + (group + 1) * 32, stride, count);
-      decays.sum(totals);
-      store(to, group,
-            multiply_group(shared, products, group, decays, totals, key_scales, query_scales,
-                           params.l2_normalise));
+      decays.sum();
+      store(to, group, multiply_group(shared, products, group, decays, scales));
     }
     __syncthreads();
     const Solver solver{shared.solve, shared.solve_low, shared.triangles};

@@ -48,9 +48,9 @@ __device__ __forceinline__ float inverse_norm(const LaneRows& rows, int half) {
   return rsqrtf(squares + kNormEpsilon);
 }
 
-// ln of the decays of two tokens in 8 columns.
+// ln of the decays of two tokens in 8 columns, and of 8 tokens around each of them.
 struct LaneDecays {
-  float logs[2][8];
+  float logs[2][8], totals[2][8];
 
   __device__ __forceinline__ void load(const float* from, int stride, int count) {
     const PlaceAnew place;
@@ -69,8 +69,8 @@ struct LaneDecays {
       for (int i = 0; i < 8; ++i) logs[half][i] = fmaxf(loaded[i], kMinLogDecay);
     }
   }
-  // Sums the logs of eight tokens up to each one. Sets `totals` to the sums of all eight.
-  __device__ __forceinline__ void sum(float (&totals)[2][8]) {
+  // Sums the logs of eight tokens, up to each one and in total.
+  __device__ __forceinline__ void sum() {
     const PlaceAnew place;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

@@ -29,18 +29,27 @@ struct BlockProducts {
   float keys[2][4], queries[2][4];
 };
 
-// The scales of a lane's two rows as operands. Sets what they have to be multiplied by in addition:
-// 1, if rows are normalised.
+// The scales that make operands of a lane's keys and queries. Rows that are not to be normalised
+// have to be multiplied by their norms in addition, which are the factors in shared memory.
 struct RowScales {
-  float of[2];
+  float keys[2], queries[2];
+  bool normalises;
 
-  __device__ __forceinline__ RowScales(const LaneRows& rows, bool normalises, float scale,
-                                       float (&factors)[kGdnChunk]) {
+  __device__ __forceinline__ RowScales(ChunkMemory& shared, bool normalises_, float scale)
+      : normalises(normalises_) {
+    const PlaceAnew place;
+    set(keys, shared.keys[place.warp], 1, shared.key_factors);
+    set(queries, shared.queries[place.warp], scale, shared.query_factors);
+  }
+
+ private:
+  __device__ __forceinline__ void set(float (&scales)[2], const LaneRows& rows, float scale,
+                                      float (&factors)[kGdnChunk]) {
     const PlaceAnew place;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float norm = inverse_norm(rows, half);
-      of[half] = scale * norm;
+      scales[half] = scale * norm;
       if (place.lane % 4 == 0) factors[place.row + 8 * half] = normalises ? 1 : 1 / norm;
     }
   }
@@ -73,11 +82,11 @@ struct ColumnPair {
   float2 from_token[2];  // the inverses
   float2 half[2];        // decays of half of 8 tokens
 
-  __device__ __forceinline__ ColumnPair(const LaneDecays& decays, const float (&totals)[2][8],
-                                        int i) {
+  __device__ __forceinline__ ColumnPair(const LaneDecays& decays, int i) {
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
-      const float2 middle = {0.5f * kLog2E * totals[n][i], 0.5f * kLog2E * totals[n][i + 1]};
+      const float2 middle = {0.5f * kLog2E * decays.totals[n][i],
+                             0.5f * kLog2E * decays.totals[n][i + 1]};
       const float2 at = {fmaf(kLog2E, decays.logs[n][i], -middle.x),
                          fmaf(kLog2E, decays.logs[n][i + 1], -middle.y)};
       to_token[n] = {exp2_fast(at.x), exp2_fast(at.y)};
@@ -148,9 +157,7 @@ struct TermRows {
 // operands of products with earlier warps, and stores those of products with later ones.
 __device__ __forceinline__ TermRows multiply_group(ChunkMemory& shared, OwnProducts& products,
                                                    int group, const LaneDecays& decays,
-                                                   const float (&totals)[2][8],
-                                                   const RowScales& key_scales,
-                                                   const RowScales& query_scales, bool normalises) {
+                                                   const RowScales& scales) {
   const PlaceAnew place;
   const int column = group * 32 + first_column(place);
   const Factors before(shared.decays.before[place.warp], column);
@@ -172,11 +179,10 @@ __device__ __forceinline__ TermRows multiply_group(ChunkMemory& shared, OwnProdu
       float2 k[2], q[2];
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
-        k[n] = times(unpack<bf16>(word_of(keys[n], i)), key_scales.of[n]);
-        q[n] = times(unpack<bf16>(word_of(queries[n], i)), query_scales.of[n]);
+        k[n] = times(unpack<bf16>(word_of(keys[n], i)), scales.keys[n]);
+        q[n] = times(unpack<bf16>(word_of(queries[n], i)), scales.queries[n]);
       }
-      const RowPair rows =
-          multiply_pair(products, across, word, ColumnPair(decays, totals, 2 * i), k, q);
+      const RowPair rows = multiply_pair(products, across, word, ColumnPair(decays, 2 * i), k, q);
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
         word_of(keys[n], i) = packed<f16>(rows.later[n]);
@@ -185,7 +191,7 @@ __device__ __forceinline__ TermRows multiply_group(ChunkMemory& shared, OwnProdu
         float2 recalled = times(rows.later[n], before.pairs[i]);
         float2 kept = times(rows.earlier[n], after.pairs[i]);
         float2 read = times(rows.read[n], before.pairs[i]);
-        if (!normalises) {
+        if (!scales.normalises) {
           const int token = place.row + 8 * n;
           recalled = times(recalled, shared.key_factors[token]);
           kept = times(kept, shared.key_factors[token]);

@@ -12,7 +12,7 @@ namespace fovea::kernels::cuda {
 constexpr int kParts = kGdnDim / kBlockValues;  // blocks of a value head
 constexpr int kKeyStages = 3, kQueryStages = 2;
 
-// What the warpgroup of states takes of a chunk. The copied bytes end with the decays.
+// The part of a chunk that the warpgroup of states takes. Copies end with the decays.
 struct KeyStage {
   KdaKeyTerms terms;
   Tile v;
@@ -21,7 +21,7 @@ constexpr int kKeyBytes = 2 * sizeof(KdaRows) + sizeof(Tile) + kGdnDim * sizeof(
 
 struct WalkMemory {
   alignas(1024) KeyStage keys[kKeyStages];
-  KdaQueryTerms queries[kQueryStages];  // what the warpgroup of outputs takes of a chunk
+  KdaQueryTerms queries[kQueryStages];  // the part of the warpgroup of outputs
   Handover<Tile[kBoxes]> state;         // before the chunk: rows of values
   Handover<Tile> values;                // new values: rows of values, columns of tokens
   // Copies -> warps -> producers.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The warpgroup that takes 64 rows of a state through the chunks of a request. All its products
 // have values in their rows, so that the state and new values stay in registers: the sums of one
-// product are the left operand of the next. Products of a chunk, and what is done meanwhile:
+// product are the left operand of the next, rounded, and again what rounding has lost, because
+// errors of new values stay in the state. Products of a chunk, and what is done meanwhile:
 //
 //   S recalled^T      the state is stored for outputs
 //   Y solve^T         it is handed over, and decays here; before it Y = V - S recalled^T
@@ -42,17 +43,21 @@ class StateWalk {
       store_rounded(shared_.state.rows, rounded);
       products_wait<0>();
       products_landed(sums);
-      subtract(values, sums);
+      subtract(sums, values);
+      uint32_t rest[16];
+      split(values, rest, sums);
       products_begin();
-      multiply_tokens(sums, values, stage.terms.solve);
+      multiply_tokens(sums, rest, stage.terms.solve, false);
+      multiply_tokens(sums, values, stage.terms.solve, true);
       products_commit();
       shared_.state.hand_over();
       decay(state, stage.terms.decays);
       products_landed(state);  // here, not after the wait
       products_wait<0>();
       products_landed(sums);
-      round<kType>(values, sums);
+      split(values, rest, sums);
       products_begin();
+      add_keys<kType>(state, rest, stage.terms.kept);
       add_keys<kType>(state, values, stage.terms.kept);
       products_commit();
       shared_.values.empty.wait(turn_ ^ 1);
@@ -79,24 +84,36 @@ class StateWalk {
     }
   }
 
-  // to = left matrix^T
+  // to = left matrix^T, or added to it
   __device__ __forceinline__ static void multiply_tokens(float (&to)[32],
                                                          const uint32_t (&left)[16],
-                                                         const Tile& matrix) {
+                                                         const Tile& matrix, bool add) {
     const uint64_t rows = rows_descriptor(shared_address(matrix));
 #pragma unroll
     for (int step = 0; step < kGdnChunk / 16; ++step) {
       Product<kGdnChunk>::template run<kType, false>(to, left + 4 * step, moved(rows, step * 32),
-                                                     step > 0);
+                                                     add || step > 0);
     }
   }
 
-  // values -= sums
-  __device__ __forceinline__ static void subtract(uint32_t (&values)[16], const float (&sums)[32]) {
+  // Rounds sums, and what rounding loses of them.
+  __device__ __forceinline__ static void split(uint32_t (&rounded)[16], uint32_t (&rest)[16],
+                                               const float (&sums)[32]) {
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      rounded[i] = pack<kType>(sums[2 * i], sums[2 * i + 1]);
+      const float2 near = unpack<kType>(rounded[i]);
+      rest[i] = pack<kType>(sums[2 * i] - near.x, sums[2 * i + 1] - near.y);
+    }
+  }
+
+  // sums = values - sums
+  __device__ __forceinline__ static void subtract(float (&sums)[32], const uint32_t (&values)[16]) {
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
       const float2 v = unpack<kType>(values[i]);
-      values[i] = pack<kType>(v.x - sums[2 * i], v.y - sums[2 * i + 1]);
+      sums[2 * i] = v.x - sums[2 * i];
+      sums[2 * i + 1] = v.y - sums[2 * i + 1];
     }
   }
 
