@@ -123,6 +123,25 @@ def test_pools_of_windows(runner, page_size, mode, requests):
         torch.testing.assert_close(inner.k_buffer[0][place(pass_.new_slots)], k)
 
 
+def test_padding_in_pools_of_windows(runner):
+    """A batch in a graph is filled up with requests of row 0 and slot 0."""
+    pass_, pool, window = Pass(runner, DECODE, 1), window_pool(1), _layer(layer_id=1, sliding_window_size=11)
+    q, keys, values = _tokens(pass_, KV_HEADS, DIM)
+    place = pool.translate_loc_from_full_to_swa
+    k = _fill(pass_, lambda slots, rows: pool.swa_kv_pool.k_buffer[0].__setitem__(place(slots), rows), keys)
+    v = _fill(pass_, lambda slots, rows: pool.swa_kv_pool.v_buffer[0].__setitem__(place(slots), rows), values)
+    batch, backend = pass_.forward_batch(ForwardMode.DECODE), pass_.backend(pool, window)
+    batch.batch_size += 2
+    fills = {"input_ids": 0, "req_pool_indices": 0, "seq_lens": 1, "seq_lens_cpu": 1, "out_cache_loc": 0}
+    for name, value in fills.items():
+        setattr(batch, name, torch.nn.functional.pad(getattr(batch, name), (0, 2), value=value))
+    backend.init_forward_metadata(batch)
+    padded = [torch.cat([tensor, torch.ones(2, *tensor.shape[1:])]) for tensor in (q, k, v)]
+    out = backend.forward(*padded, window, batch)[: len(DECODE)]
+    expected = _expected(pass_, q, keys, values, window=specs.window(window))
+    torch.testing.assert_close(out, expected, atol=1e-4, rtol=1e-4)
+
+
 def test_fp8_caches_have_the_scales_of_their_layers(runner):
     pass_, pool, layer = Pass(runner, MIXED, 16), mha_pool(torch.float8_e4m3fn, 16), _layer(layer_id=1)
     layer.k_scale, layer.v_scale = torch.tensor(0.02), torch.tensor(0.05)

@@ -80,10 +80,10 @@ class Pass:
         return keys
 
     def _window_keys(self, windows: WindowTable, group: Any, own: Lengths) -> dict[str, Any]:
-        table = windows.fill(group.table, own.rows, own.kv_lens, group.spec.window + own.max_q_len)
+        table, rows = windows.fill(group.table, own.rows, own.kv_lens, group.spec.window + own.max_q_len)
         slots = self.forward_batch.out_cache_loc
         return {
-            "request_rows": consecutive(own.rows.shape[0], own.rows.device),
+            "request_rows": rows,
             "table": table,
             "out_slots": None if slots is None else windows.translate(slots),
         }
