@@ -5,6 +5,8 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 SHIMS = Path(__file__).parent / "shims"
 
 os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
@@ -21,3 +23,11 @@ sys.path.insert(0, str(SHIMS))
 _paths = [str(SHIMS), str(Path(__file__).parents[1] / "tests_serving"), os.environ.get("PYTHONPATH", "")]
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, _paths))}
 """The environment of processes with SGLang. Its imports change that of this process."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def plugins() -> None:
+    """Loads the plug-ins of SGLang, as each of its processes does at its start."""
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()

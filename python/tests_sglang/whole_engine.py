@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Generates with SGLang's engine, whose scheduler and detokeniser are processes of their own.
 
-python3 whole_engine.py MODEL_FOLDER < prompts.json > tokens.json
+python3 whole_engine.py MODEL_FOLDER tokens.json < prompts.json
+
+The engine's processes may write to stdout, too.
 """
 
 import json
 import sys
+from pathlib import Path
 
 if __name__ == "__main__":
     import sglang
@@ -25,5 +28,5 @@ if __name__ == "__main__":
     )
     sampling = {"temperature": 0, "max_new_tokens": 16, "ignore_eos": True}
     outputs = engine.generate(input_ids=json.load(sys.stdin), sampling_params=sampling)
-    json.dump([output["output_ids"] for output in outputs], sys.stdout)
+    Path(sys.argv[2]).write_text(json.dumps([output["output_ids"] for output in outputs]), encoding="utf-8")
     engine.shutdown()
