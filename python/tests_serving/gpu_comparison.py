@@ -83,7 +83,9 @@ def step_lines(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
     return lines
 
 
-def compare_tokens(own: list[list[list[float]]], others: list[list[list[float]]]) -> tuple[str, bool]:
+def compare_tokens(
+    own: list[list[list[float]]], others: list[list[list[float]]], near_tie: float = NEAR_TIE
+) -> tuple[str, bool]:
     """Compares tokens of prompts, as token() returns them. Returns what was found, and True if nearly all prompts have
     equal tokens up to the first near tie."""
     equal = ties = 0
@@ -96,7 +98,7 @@ def compare_tokens(own: list[list[list[float]]], others: list[list[list[float]]]
             equal += 1
             continue
         gaps.append(a[common][1] - a[common][2])
-        ties += gaps[-1] < NEAR_TIE
+        ties += gaps[-1] < near_tie
     line = f"{equal} of {len(own)} prompts have equal tokens, {ties} more until a near tie"
     line += f", largest gap where tokens part {max(gaps):.4f}" if gaps else ""
     return f"{line}; logprobs of equal tokens differ by {apart:.4f} at most", (equal + ties) / len(own) >= 0.99

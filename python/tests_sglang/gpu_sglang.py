@@ -137,9 +137,9 @@ def run(backend: str, folder: str, out: str, further: list[str]) -> None:
     result = {"backend": backend, "times": times, "greedy": engine.greedy(greedy_prompts(vocabulary, greedy))}
     print(f"{backend}: {replays[0]} graphs replayed", flush=True)
     assert replays[0] > 0, "no pass ran in a CUDA graph"
-    if backend == "fovea":
-        from fovea.sglang import counters
+    from fovea.sglang import counters, plugin
 
+    if backend in (plugin.NAME, *plugin.overridden()):
         print(counters, flush=True)
         assert counters.layers > 0, "no layer ran in Fovea"
     with open(out, "w", encoding="utf-8") as file:

@@ -5,8 +5,11 @@ import re
 import struct
 import subprocess
 
+import exact_logprobs
 import fatbins
 import pytest
+import torch
+from gpu_comparison import compare_tokens
 from gpu_waits import waits_in_ranges
 from pack_for_gpu import unused_kernels
 
@@ -140,3 +143,30 @@ def test_launches_and_copies_to_the_device_do_not_wait():
         "Stream Wait Event": 1,
     }
     assert found["ranges"] == {"fovea build": 1}
+
+
+def test_tokens_are_equal_up_to_near_ties():
+    own = [[[1, -0.5, -0.9], [2, -0.5, -0.53]], [[1, -0.5, -0.9], [2, -0.5, -0.9]]]
+    others = [[[1, -0.51, -0.9], [3, -0.5, -0.53]], own[1]]
+    line, agree = compare_tokens(own, others)
+    assert line.startswith(
+        "1 of 2 prompts have equal tokens, 0 more until a near tie, largest gap where tokens part 0.03"
+    )
+    assert "differ by 0.0100 at most" in line
+    assert not agree
+    assert compare_tokens(own, others, near_tie=0.05)[1]
+
+
+def test_logprobs_are_compared_with_those_after_each_token():
+    class Model:
+        device = torch.device("cpu")
+
+        def __call__(self, tokens):
+            """Every token is followed by the next number, with a logit of 3."""
+            logits = torch.zeros(*tokens.shape, 8)
+            logits.scatter_(2, tokens[:, :, None] + 1, 3.0)
+            return type("Output", (), {"logits": logits})
+
+    exact = float(torch.tensor([3.0] + [0.0] * 7).log_softmax(0)[0])
+    steps = [[3, exact, -9.0], [4, exact + 0.25, -9.0]]
+    torch.testing.assert_close(exact_logprobs.differences(Model(), [1, 2], steps), torch.tensor([0.0, 0.25]))
