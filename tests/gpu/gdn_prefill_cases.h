@@ -37,6 +37,8 @@ struct Case {
 
   // Log decays of a token.
   int32_t decays() const { return value_heads * (is_kda ? kDim : 1); }
+  // Returns whether results of a request are compared: of about 32, as fp64 takes its time.
+  bool is_compared(size_t request) const { return request % (requests.size() / 32 + 1) == 0; }
 };
 
 // The inputs of a batch, and room for its results.

@@ -160,7 +160,7 @@ TEST_P(GdnPrefillTest, AgreesWithFp64) {
             same_bits(state(results.states, batch.slots[i]), state(batch.states, batch.slots[i])))
             << "request " << i;
       }
-    } else {
+    } else if (test.is_compared(i)) {
       expect_right(batch, results, i);
     }
   }
@@ -176,6 +176,7 @@ TEST_P(GdnPrefillTest, OtherRequestsAndPiecesChangeNoBit) {
   for (size_t i = 0; i < test.requests.size(); ++i) {
     const int32_t tokens = test.requests[i].tokens;
     if (tokens < test.min_tokens + kGdnChunk || test.requests[i].padding) continue;
+    if (!test.is_compared(i)) continue;
     const int32_t slot = batch.slots[i];
     const auto rows = out_rows(together, batch.q_indptr[i], tokens);
     const size_t only[] = {i};
