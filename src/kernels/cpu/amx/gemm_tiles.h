@@ -7,7 +7,7 @@
 //   a tile of x         16 pairs of k x 16 rows, one for each of the three parts: packed on the
 //   stack a tile of results   16 weights x 16 rows; two by two of them share their operands
 //
-// The order of an element's sum depends on k alone: blocks of kGemmDepth, steps of 32, parts from
+// The order of an element's sum depends on k alone: blocks of gemm_depth(), steps of 32, parts from
 // the largest to the smallest. So rows have the same bits in any batch.
 #pragma once
 
@@ -229,8 +229,8 @@ void multiply(const GemmParams& params, const GemmRange& range) {
   }
   alignas(64) uint32_t panel[2 * kPanelWords];
   Tiles::configure();
-  for (int32_t k = 0; k < params.k; k += kGemmDepth) {
-    const TileGemm<Tiles> block{params, range.n_end, k, std::min(kGemmDepth, params.k - k)};
+  for (int32_t k = 0, step = gemm_depth(params.k); k < params.k; k += step) {
+    const TileGemm<Tiles> block{params, range.n_end, k, std::min(step, params.k - k)};
     for (int32_t row = range.row_begin; row < range.row_end; row += 2 * kTileRows) {
       block.run(row, std::min(row + 2 * kTileRows, range.row_end), range.n_begin, panel);
     }

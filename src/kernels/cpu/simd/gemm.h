@@ -8,12 +8,19 @@
 
 namespace fovea::kernels::cpu {
 
-// The block size of sums over k. A block starts from zero and is then added to the output, so
-// rounding errors grow with the block, not with k. With 512, six rows of x and four rows of the
+// The max block size of sums over k. A block starts from zero and is then added to the output, so
+// rounding errors grow with the block, not with k. With 640, six rows of x and four rows of the
 // weight fit a 32 KiB cache.
-inline constexpr int32_t kGemmDepth = 512;
+inline constexpr int32_t kGemmDepth = 640;
 
-// Weight rows ([n, k]) or columns ([k, n]) that a task converts to f32 at a time, on its stack: 128
+// Returns the block size for sums over k: equal blocks up to the last, because the end of a block
+// takes as long as many steps within.
+constexpr int32_t gemm_depth(int32_t k) {
+  const int32_t blocks = k <= kGemmDepth ? 1 : (k + kGemmDepth - 1) / kGemmDepth;
+  return ((k + blocks - 1) / blocks + 31) / 32 * 32;
+}
+
+// Weight rows ([n, k]) or columns ([k, n]) that a task converts to f32 at a time, on its stack: 160
 // KiB.
 inline constexpr int32_t kGemmPanel = 64;
 

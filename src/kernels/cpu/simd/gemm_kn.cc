@@ -169,13 +169,13 @@ const W* weight_at(const GemmParams& params, int32_t k, int32_t n) {
 template <typename W>
 void multiply_few_rows(const GemmParams& params, const GemmRange& range) {
   for (int32_t n = range.n_begin; n < range.n_end; n += kStreamColumns) {
-    for (int32_t k = 0; k < params.k; k += kGemmDepth) {
+    for (int32_t k = 0, step = gemm_depth(params.k); k < params.k; k += step) {
       Tile<W> tile;
       tile.x = params.x + range.row_begin * params.x_stride + k;
       tile.x_stride = params.x_stride;
       tile.w = weight_at<W>(params, k, n);
       tile.w_stride = params.weight_stride;
-      tile.depth = least(kGemmDepth, params.k - k);
+      tile.depth = least(step, params.k - k);
       tile.out = params.out + range.row_begin * params.out_stride + n;
       tile.out_stride = params.out_stride;
       tile.columns = least(kStreamColumns, range.n_end - n);
@@ -191,8 +191,8 @@ void multiply_many_rows(const GemmParams& params, const GemmRange& range) {
     GemmRange part = range;
     part.n_begin = begin;
     part.n_end = least(begin + kGemmPanel, range.n_end);
-    for (int32_t k = 0; k < params.k; k += kGemmDepth) {
-      const int32_t depth = least(kGemmDepth, params.k - k);
+    for (int32_t k = 0, step = gemm_depth(params.k); k < params.k; k += step) {
+      const int32_t depth = least(step, params.k - k);
       for (int32_t i = 0; i < depth; ++i) {
         load_row(weight_at<W>(params, k + i, begin), part.n_end - begin, kGemmPanel,
                  panel + i * kGemmPanel);

@@ -27,6 +27,8 @@ struct Tile {
   float* out;
   int64_t out_stride;
   int32_t columns;  // existing ones of kColumns; the others repeat the last
+  // With few rows: elements from the tile's weights to those that are needed next.
+  int64_t ahead;
 };
 
 // Adds the sum of the lanes of sums[i] to to[i].
@@ -65,6 +67,11 @@ HWY_INLINE void add_tile(const Tile<W>& tile) {
   for (; k + kLanes <= tile.depth; k += kLanes) {
     const auto at_k = [k](const auto* row) HWY_ATTR { return load(row + k); };
     multiply_add(at_k, at_k);
+    if constexpr (sizeof(W) == 2) {
+      if (k % 32 != 0) continue;  // a line of the cache
+#pragma GCC unroll 4
+      for (int32_t c = 0; c < kColumns; ++c) __builtin_prefetch(tile.w[c] + k + tile.ahead);
+    }
   }
   if (k < tile.depth) {
     const auto rest = [&](const auto* row) HWY_ATTR { return load_first(row + k, tile.depth - k); };
@@ -110,12 +117,13 @@ void multiply_few_rows(const GemmParams& params, const GemmRange& range) {
     tile.x_stride = params.x_stride;
     tile.out = params.out + range.row_begin * params.out_stride + n;
     tile.out_stride = params.out_stride;
-    for (int32_t k = 0; k < params.k; k += kGemmDepth) {
-      tile.depth = least(kGemmDepth, params.k - k);
+    for (int32_t k = 0, step = gemm_depth(params.k); k < params.k; k += step) {
+      tile.depth = least(step, params.k - k);
       tile.x = params.x + range.row_begin * params.x_stride + k;
       for (int32_t c = 0; c < kColumns; ++c) {
         tile.w[c] = weight_row<W>(params, n + least(c, tile.columns - 1)) + k;
       }
+      tile.ahead = step < params.k ? step : kColumns * params.weight_stride;
       add_rows<kRows>(tile, range.row_end - range.row_begin);
     }
   }
@@ -140,15 +148,16 @@ void multiply_panel(const GemmParams& params, const GemmRange& rows, Tile<float>
 template <typename W>
 void multiply_many_rows(const GemmParams& params, const GemmRange& range) {
   alignas(64) float panel[kGemmPanel * kGemmDepth];
-  Tile<float> tile;
+  Tile<float> tile{};
   tile.x_stride = params.x_stride;
   tile.out_stride = params.out_stride;
   for (int32_t begin = range.n_begin; begin < range.n_end; begin += kGemmPanel) {
     GemmRange part = range;
     part.n_begin = begin;
     part.n_end = least(begin + kGemmPanel, range.n_end);
-    for (int32_t k = 0; k < params.k; k += kGemmDepth) {
-      tile.depth = least(kGemmDepth, params.k - k);
+    fill_with_bias(params, part);  // which stays in the cache until it is added to
+    for (int32_t k = 0, step = gemm_depth(params.k); k < params.k; k += step) {
+      tile.depth = least(step, params.k - k);
       for (int32_t n = begin; n < part.n_end; ++n) {
         // Rounded up to whole vectors, the depth is still within kGemmDepth.
         load_row(weight_row<W>(params, n) + k, tile.depth, tile.depth,
@@ -161,8 +170,8 @@ void multiply_many_rows(const GemmParams& params, const GemmRange& range) {
 
 template <typename W>
 void multiply(const GemmParams& params, const GemmRange& range) {
-  fill_with_bias(params, range);
   if (range.row_end - range.row_begin <= kRows) {
+    fill_with_bias(params, range);
     multiply_few_rows<W>(params, range);
   } else {
     multiply_many_rows<W>(params, range);
