@@ -67,7 +67,7 @@ inline Batch make_batch(const Case& test) {
         x = normal(random);
         squares += x * x;
       }
-      const float scale = test.l2_normalise || factor != 1 ? factor : 1 / std::sqrt(squares);
+      const float scale = test.l2_normalise || factor != 1 ? factor : 0.75f / std::sqrt(squares);
       for (const float x : row) to.push_back(float_to_bf16(is_nan ? kNan : x * scale));
     }
   };
