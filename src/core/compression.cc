@@ -10,7 +10,7 @@
 namespace fovea {
 namespace {
 
-// Beside level 9, this makes kernel packs smaller by a twelfth and their builds longer by a
+// Compared with level 9, kernel packs are smaller by a twelfth and their builds longer by a
 // fiftieth. Higher levels gain less than a hundredth (2026-11-30).
 constexpr int kLevel = 17;
 

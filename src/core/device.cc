@@ -28,7 +28,7 @@ std::string processor_name() {
 // for processes that ask, and for their threads that begin later.
 bool allows_amx() {
 #if defined(__x86_64__) && defined(__linux__)
-  constexpr unsigned kBf16 = 1u << 22, kTiles = 1u << 24;  // of EDX
+  constexpr unsigned kBf16 = 1u << 22, kTiles = 1u << 24;  // bits in EDX
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
   if ((edx & kBf16) == 0 || (edx & kTiles) == 0) return false;

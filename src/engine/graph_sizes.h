@@ -87,8 +87,8 @@ inline int32_t verify_rows(int32_t max_requests, int32_t max_width) {
   return std::min(std::min(max_requests, kMaxVerifyRequests) * max_width, kMaxVerifyTokens);
 }
 
-// Steps with small chunks of prompts, beside decodes or without them, have graphs by their numbers
-// of requests and tokens. Products of up to so many rows take as long as their weights are read, so
+// Steps with small chunks of prompts, with decodes or without, have graphs by their numbers of
+// requests and tokens. Products of up to so many rows take as long as their weights are read, so
 // that padding costs little.
 inline constexpr int32_t kChunkRequests[] = {1, 8, 32, 128};
 inline constexpr int32_t kChunkTokens[] = {16, 32, 64, 96, 128};

@@ -15,7 +15,7 @@ namespace fovea {
 
 struct PaddedPassOptions {
   BatchLimits limits;
-  int32_t max_requests = 0;  // of a padded pass; 0: none is padded
+  int32_t max_requests = 0;  // in a padded pass; 0: none is padded
   int32_t max_width = 1;     // max new tokens of a request in a padded pass without prompts
   int32_t logit_rows = 1;    // max rows of logits of such a pass
   bool chunks = false;       // passes with small chunks of prompts are padded

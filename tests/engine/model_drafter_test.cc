@@ -154,12 +154,13 @@ TEST(ModelDrafter, GpusHaveRoomForDrafts) {
   const DeviceInfo gpu{.kind = DeviceKind::cuda, .name = "sm_90", .sm = 90, .cores = 132};
   EngineOptions options = drafting_options("llama", "");
   options.kv_dtype = DType::bf16;
+  options.max_requests = 64;  // with more tokens than small chunks of prompts, which have room
   options.max_batch_tokens = 4096;  // more than the rows of logits
   const EnginePlan plain = Engine::plan(options, gpu);
   options.speculate = "ngram";
   options.max_drafts = 3;
   const EnginePlan ngram = Engine::plan(options, gpu);
-  EXPECT_EQ(ngram.memory.logits - plain.memory.logits, size_t{4 * 4} * 2048 * sizeof(float));
+  EXPECT_EQ(ngram.memory.logits - plain.memory.logits, size_t{64 * 4} * 2048 * sizeof(float));
   EXPECT_GT(ngram.memory.batch, plain.memory.batch);
   options.speculate = drafting_options("llama", kTrained).speculate;
   EXPECT_GT(Engine::plan(options, gpu).memory.drafter, 0u);

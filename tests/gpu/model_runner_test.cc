@@ -208,7 +208,7 @@ TEST_F(GpuModelRunner, StepsOfShortContextsHaveTheBitsOfEnqueuedOnes) {
   }
 }
 
-// Steps of every division of few tokens among few requests: prompts alone, beside decodes, in the
+// Steps of every division of few tokens among few requests: prompts alone, with decodes, in the
 // first chunk and in later ones, padded to each size that graphs are captured for.
 TEST_F(GpuModelRunner, SmallChunksHaveTheBitsOfEnqueuedOnes) {
   constexpr BatchLimits kChunks = {

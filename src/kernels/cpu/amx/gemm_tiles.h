@@ -21,7 +21,7 @@
 
 namespace fovea::kernels::cpu::amx {
 
-inline constexpr int32_t kTileRows = 16;  // of x, or of the weight
+inline constexpr int32_t kTileRows = 16;  // rows of x or of the weight
 inline constexpr int32_t kTileDepth = 32;
 inline constexpr int32_t kParts = 3;
 inline constexpr int32_t kTileWords = kTileRows * kTileDepth / 2;
