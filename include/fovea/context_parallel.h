@@ -8,11 +8,11 @@
 //   3. every rank attends with all of them to its own keys, with LSE and without sinks;
 //   4. ContextExchange::merge() gives each rank the result of its own heads over all keys.
 //
-// There are two ways to keep new tokens from seeing later ones. Either each new token is a request
-// of its own, with the keys of visible_length(): this serves decode and verification. Or step 3
-// attends to the tokens before the new ones only (scope cross, no order among keys), and the new
-// tokens see each other on every rank without communication (scope ragged); StateMerger joins the
-// two. This serves prompts.
+// There are three ways to keep new tokens from seeing later ones. Each new token is a request of
+// its own, with the keys of visible_length(): this serves decode and verification. Or, with
+// interleave 1, every N-th new token for N ranks is in one request, in causal order. Or step 3
+// attends to the tokens before the new ones only (scope cross), and the new tokens see each other
+// on every rank (scope ragged); StateMerger joins the two. The last two ways serve prompts.
 #pragma once
 
 #include <cstdint>
