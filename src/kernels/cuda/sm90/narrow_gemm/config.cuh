@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tiles of products of 9 to 128 rows.
+// Tiles of products of 9 to 64 rows.
 #pragma once
 
 #include "kernels/cuda/common/cluster.cuh"
