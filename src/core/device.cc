@@ -24,8 +24,8 @@ std::string processor_name() {
   return "CPU";
 }
 
-// True if this processor multiplies tiles of bf16 and the system saves their registers. It does so
-// for processes that ask, and for their threads that begin later.
+// True if this processor multiplies tiles of bf16 and the system saves their registers, which it
+// does for processes that have asked.
 bool allows_amx() {
 #if defined(__x86_64__) && defined(__linux__)
   constexpr unsigned kBf16 = 1u << 22, kTiles = 1u << 24;  // bits in EDX

@@ -97,22 +97,10 @@ class ContextBackend final : public AttentionBackend {
  private:
   void check_batch(const BatchView& batch) const {
     check_argument(exchange_ != nullptr, "plan() before reserve()");
-    check_argument(batch.requests >= 0 && batch.requests <= limits_.max_requests,
-                   "requests is {}, must be in [0, {}]", batch.requests, limits_.max_requests);
-    check_argument(batch.tokens >= 0 && batch.tokens <= limits_.max_tokens,
-                   "tokens is {}, must be in [0, {}]", batch.tokens, limits_.max_tokens);
+    check_context_batch(batch, limits_);
     const auto requests = static_cast<size_t>(batch.requests);
-    check_argument(batch.q_indptr.size() > requests && batch.kv_lens.size() >= requests &&
-                       batch.request_rows.size() >= requests,
-                   "q_indptr, kv_lens and request_rows hold {}, {} and {}, too few for {} requests",
-                   batch.q_indptr.size(), batch.kv_lens.size(), batch.request_rows.size(),
-                   requests);
     check_argument(batch.q_indptr[requests] == batch.tokens, "q_indptr[{}] is {}, tokens is {}",
                    requests, batch.q_indptr[requests], batch.tokens);
-    check_argument(
-        batch.out_slots.empty() || batch.out_slots.size() >= static_cast<size_t>(batch.tokens),
-        "out_slots holds {}, must hold {}", batch.out_slots.size(), batch.tokens);
-    check_argument(batch.requests == 0 || batch.table, "table is absent");
     for (size_t i = 0; i < requests; ++i) {
       check_argument(batch.kv_lens[i] <= limits_.max_kv_len, "kv_lens[{}] is {}, at most {}", i,
                      batch.kv_lens[i], limits_.max_kv_len);

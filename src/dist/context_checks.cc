@@ -64,6 +64,22 @@ void check_context_options(const ContextBackendOptions& options, const Attention
                  "spec.q_heads is {}, must be a multiple of {} ranks", spec.q_heads, ranks);
 }
 
+void check_context_batch(const BatchView& batch, const BatchLimits& limits) {
+  check_argument(batch.requests >= 0 && batch.requests <= limits.max_requests,
+                 "requests is {}, must be in [0, {}]", batch.requests, limits.max_requests);
+  check_argument(batch.tokens >= 0 && batch.tokens <= limits.max_tokens,
+                 "tokens is {}, must be in [0, {}]", batch.tokens, limits.max_tokens);
+  const auto requests = static_cast<size_t>(batch.requests);
+  check_argument(batch.q_indptr.size() > requests && batch.kv_lens.size() >= requests &&
+                     batch.request_rows.size() >= requests,
+                 "q_indptr, kv_lens and request_rows hold {}, {} and {}, too few for {} requests",
+                 batch.q_indptr.size(), batch.kv_lens.size(), batch.request_rows.size(), requests);
+  check_argument(
+      batch.out_slots.empty() || batch.out_slots.size() >= static_cast<size_t>(batch.tokens),
+      "out_slots holds {}, must hold {}", batch.out_slots.size(), batch.tokens);
+  check_argument(batch.requests == 0 || batch.table, "table is absent");
+}
+
 void check_context_layer(const LayerTensors& layer) {
   check_argument(!layer.mla.q_rope, "mla.q_rope is given, q must hold its rotary part");
 }

@@ -18,6 +18,8 @@ void check_exchanged_rows(const ContextExchangeShape& shape, const HeadRows& row
 // ranks.
 void check_context_options(const ContextBackendOptions& options, const AttentionBackend* local,
                            int ranks);
+// Throws Error{invalid_argument} if the host's part of a batch does not fit the limits or itself.
+void check_context_batch(const BatchView& batch, const BatchLimits& limits);
 // Throws Error{invalid_argument} if a layer's queries or keys do not come as a backend needs them.
 void check_context_layer(const LayerTensors& layer);
 

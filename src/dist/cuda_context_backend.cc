@@ -136,20 +136,7 @@ class CudaContextBackend final : public AttentionBackend {
   // The local backend checks the rest, as its arrays are of the same sizes.
   void check_batch(const BatchView& batch) const {
     check_argument(exchange_.has_value(), "plan() before reserve()");
-    check_argument(batch.requests >= 0 && batch.requests <= limits_.max_requests,
-                   "requests is {}, must be in [0, {}]", batch.requests, limits_.max_requests);
-    check_argument(batch.tokens >= 0 && batch.tokens <= limits_.max_tokens,
-                   "tokens is {}, must be in [0, {}]", batch.tokens, limits_.max_tokens);
-    const auto requests = static_cast<size_t>(batch.requests);
-    check_argument(batch.q_indptr.size() > requests && batch.kv_lens.size() >= requests &&
-                       batch.request_rows.size() >= requests,
-                   "q_indptr, kv_lens and request_rows hold {}, {} and {}, too few for {} requests",
-                   batch.q_indptr.size(), batch.kv_lens.size(), batch.request_rows.size(),
-                   requests);
-    check_argument(
-        batch.out_slots.empty() || batch.out_slots.size() >= static_cast<size_t>(batch.tokens),
-        "out_slots holds {}, must hold {}", batch.out_slots.size(), batch.tokens);
-    check_argument(batch.requests == 0 || batch.table, "table is absent");
+    check_context_batch(batch, limits_);
     const int32_t longest =
         batch.hints.max_kv_len > 0 ? batch.hints.max_kv_len : limits_.max_kv_len;
     check_argument(batch.requests == 0 || longest <= batch.table.stride * batch.table.entry_tokens,

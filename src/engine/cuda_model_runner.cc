@@ -14,7 +14,6 @@
 #include <deque>
 #include <map>
 #include <optional>
-#include <tuple>
 #include <utility>
 
 #include "core/check.h"
@@ -47,12 +46,6 @@ class CudaModelRunner final : public ModelRunner {
     gpu::Graph graph;
     PassAddresses addresses;
   };
-  // Mode, requests, tokens, logit_rows, max_kv_len, shares_prefixes.
-  using GraphKey = std::tuple<ForwardMode, int32_t, int32_t, int32_t, int32_t, bool>;
-  static GraphKey key_of(const PassSize& size) {
-    return {size.mode,       size.requests,   size.tokens,
-            size.logit_rows, size.max_kv_len, size.shares_prefixes};
-  }
   // A pass in flight, by its place in the ring of CudaBatch.
   struct Flight {
     gpu::Event begin, end;
@@ -97,7 +90,7 @@ class CudaModelRunner final : public ModelRunner {
   int32_t logit_rows_;
   PaddedPasses padded_;
   bool replays_;
-  std::map<GraphKey, Captured> graphs_;
+  std::map<PaddedPasses::Key, Captured> graphs_;
   RunnerStats stats_;
   std::array<Flight, CudaBatch::kPlaces> flights_;
   std::deque<size_t> in_flight_;  // places, the oldest first
@@ -188,7 +181,7 @@ void CudaModelRunner::capture(const PassSize& size) {
   gpu::synchronize(stream());
   device().meet_ranks();
   stats_.memory.graphs += free - std::min(free, gpu::free_bytes());
-  graphs_[key_of(size)] = std::move(captured);
+  graphs_[PaddedPasses::key_of(size)] = std::move(captured);
 }
 
 void CudaModelRunner::capture_all() {
@@ -258,7 +251,7 @@ void CudaModelRunner::launch(const PassSize& size, std::span<const PassPart> par
   batch_.upload(size, parts, caches_.table(), stream());
   flight.begin.record(stream());
   if (replays_ && size.padded) {
-    const Captured& captured = graphs_.at(key_of(size));
+    const Captured& captured = graphs_.at(PaddedPasses::key_of(size));
 #ifndef NDEBUG
     captured.addresses.check(addresses(size));
 #endif

@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <span>
+#include <tuple>
 #include <vector>
 
 #include "engine/graph_sizes.h"
@@ -28,8 +29,14 @@ class PaddedPasses {
   PaddedPasses(const PaddedPassOptions& options, const SharedPrefixes& prefixes)
       : options_(options), prefixes_(prefixes) {}
 
-  // Returns all sizes. No two of them differ in max_q_len and draw_count alone.
+  // Returns all sizes. Their keys differ.
   std::vector<PassSize> sizes() const;
+  // Mode, requests, tokens, logit_rows, max_kv_len, shares_prefixes.
+  using Key = std::tuple<ForwardMode, int32_t, int32_t, int32_t, int32_t, bool>;
+  static Key key_of(const PassSize& padded) {
+    return {padded.mode,       padded.requests,   padded.tokens,
+            padded.logit_rows, padded.max_kv_len, padded.shares_prefixes};
+  }
   // Returns the size for the pass with these parts, filled to `size`, if it is padded.
   std::optional<PassSize> find(std::span<const PassPart> parts, const PassSize& size) const;
   static bool has_chunks(const PassSize& padded) { return padded.mode == ForwardMode::mixed; }

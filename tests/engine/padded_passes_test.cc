@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <random>
 #include <set>
-#include <tuple>
 #include <vector>
 
 namespace fovea {
@@ -45,19 +44,14 @@ struct Pass {
   PassSize size;
 };
 
-auto key(const PassSize& size) {
-  return std::tuple(size.mode, size.requests, size.tokens, size.logit_rows, size.max_kv_len,
-                    size.shares_prefixes);
-}
-
 std::optional<PassSize> find(const PaddedPassOptions& options, const Pass& pass) {
   return PaddedPasses(options, SharedPrefixes({}, kLimits)).find(pass.parts, pass.size);
 }
 
 TEST(PaddedPasses, NoTwoSizesAreTheSame) {
-  std::set<decltype(key(PassSize{}))> keys;
+  std::set<PaddedPasses::Key> keys;
   const std::vector<PassSize> sizes = PaddedPasses(kOptions, SharedPrefixes({}, kLimits)).sizes();
-  for (const PassSize& size : sizes) keys.insert(key(size));
+  for (const PassSize& size : sizes) keys.insert(PaddedPasses::key_of(size));
   EXPECT_EQ(keys.size(), sizes.size());
   EXPECT_EQ(std::ranges::count_if(sizes, PaddedPasses::has_chunks),
             static_cast<int64_t>(chunk_sizes(36, 512).size()));
@@ -86,8 +80,9 @@ TEST(PaddedPasses, APassGetsASizeThatHoldsItAndIsCaptured) {
     EXPECT_GE(size->logit_rows, pass.size.logit_rows);
     EXPECT_GE(size->draw_count, pass.size.draw_count);
     EXPECT_GE(size->max_q_len, pass.size.max_q_len);
-    EXPECT_TRUE(std::ranges::any_of(
-        sizes, [&](const PassSize& other) { return key(other) == key(*size); }));
+    EXPECT_TRUE(std::ranges::any_of(sizes, [&](const PassSize& other) {
+      return PaddedPasses::key_of(other) == PaddedPasses::key_of(*size);
+    }));
   }
   EXPECT_GT(padded, 500);
 }
