@@ -98,14 +98,11 @@ MlaFormBounds bound_mla_forms(const AttentionSpec& spec, const BatchView& batch,
                               const BatchLimits& most, int64_t max_context) {
   MlaFormBounds bounds{.max_absorbed = most.max_q_len};
   if (batch.hints.host_q_lens.empty()) {
-    if (most.max_q_len >= kMinUpProjected) {
-      const int64_t context = longest_context(spec, most.max_q_len);
-      bounds.rows = max_up_projected_rows(most, context);
-      bounds.requests = std::min(most.max_requests, most.max_tokens / kMinUpProjected);
-      bounds.max_q_len = most.max_q_len;
-      bounds.max_kv_len =
-          static_cast<int32_t>(std::min<int64_t>(most.max_kv_len, context + most.max_q_len));
-    }
+    if (max_up_projected_context(spec, most.max_q_len) < kLongContext) return bounds;
+    bounds.rows = max_up_projected_rows(most, std::numeric_limits<int32_t>::max());
+    bounds.requests = std::min(most.max_requests, most.max_tokens / kMinUpProjected);
+    bounds.max_q_len = most.max_q_len;
+    bounds.max_kv_len = most.max_kv_len;
     return bounds;
   }
   if (const int32_t least = min_up_projected(spec, batch); least > 0) {

@@ -68,7 +68,9 @@ struct MlaFormBounds {
 // Bounds the forms of a batch. `most` has the batch's own bounds, none of them 0. The result is
 // by_q_len if BatchHints::host_q_lens are given, if every request that is cheaper absorbed has
 // fewer new tokens than every request that is cheaper up-projected, and if all context of the
-// latter is at most max_context tokens.
+// latter is at most max_context tokens. Without host_q_lens, as in a captured pass, no request is
+// up-projected unless max_q_len tokens are cheaper so after any context. With fewer tokens the form
+// gains little, after short contexts alone, and its kernels would run in every pass.
 MlaFormBounds bound_mla_forms(const AttentionSpec& spec, const BatchView& batch,
                               const BatchLimits& most, int64_t max_context);
 

@@ -268,6 +268,10 @@ inline void add_small(MlaDecodeCases& list) {
                   .requests = {{1, 60}, {1, 700}, {1, 50}},
                   .heads = 16,
                   .page_size = 16});
+  // Chunks of prompts and decodes: a request has many row tiles.
+  list.push_back({.name = "small_chunks",
+                  .requests = {{40, 55}, {1, 70}, {1, 1}, {0, 0}, {16, 16}},
+                  .heads = 4});
   list.push_back({.name = "small_tree", .requests = {{7, 60}, {7, 7}}, .heads = 4, .tree = true});
   list.push_back({.name = "small_moving_maxima", .requests = {{1, 300}}, .heads = 8, .spread = 12});
 }
@@ -304,6 +308,7 @@ inline void add_hopper_only(MlaDecodeCases& list) {
              {.requests = {{1, 300}, {1, 0}, {1, 129}, {1, 65}}, .heads = 72, .page_size = 16});
   // As many requests, but of several row tiles, which are whole.
   add_hopper("no_pairs", {.requests = {{2, 130}, {2, 70}, {2, 64}, {1, 200}}});
+  add_hopper("chunks", {.requests = {{6, 70}, {1, 60}, {1, 1}, {3, 3}}});
   // Joined in one cluster; in two, as the host's bound is too low; by blocks that wait, and that do
   // not.
   add_hopper("cluster", {.requests = {{1, 700}}, .heads = 16, .max_kv_len = 1000});
