@@ -4,7 +4,7 @@ include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/fovea)
 set(pc_dir ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
-set(engine_headers engine.h parallel_engine.h engine_service.h verify_model.h fovea.h dlpack_abi.h)
+set(engine_headers engine.h engine_stats.h parallel_engine.h engine_service.h verify_model.h fovea.h dlpack_abi.h)
 
 # Paths relative to the file, so that the folder may be moved.
 file(RELATIVE_PATH PC_PREFIX /${pc_dir} /)

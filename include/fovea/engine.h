@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "fovea/api.h"
+#include "fovea/engine_stats.h"
 #include "fovea/kv_cache.h"
 #include "fovea/select_backend.h"
 #include "fovea/tool_calls.h"
@@ -40,6 +41,10 @@ struct EngineOptions {
   size_t kv_memory_bytes = 0;
   int32_t max_requests = 32;       // running at once
   int32_t max_batch_tokens = 512;  // new tokens of one step; longer prompts are chunked
+  // New tokens of a step that has both decodes and prompts, drafts not counted. A smaller number
+  // bounds the time between tokens while prompts are computed, and prompts take longer. They get
+  // what the decodes leave of it, at least 16 tokens. At most max_batch_tokens; 0: as many.
+  int32_t max_mixed_tokens = 0;
   // Tokens of one request, at most the model's limit and 2^22. 0: the model's limit, or less if
   // kv_memory_bytes holds less, or if longer contexts would change the results of short ones
   // (longrope: the original length).
@@ -52,8 +57,8 @@ struct EngineOptions {
   // On a GPU: replay captured steps of up to max_graph_requests requests instead of enqueueing
   // their kernels, if all backends allow it (GroupSelection::why_no_graphs). load() captures decode
   // steps of 1, 2, 4 and all multiples of 8 requests, those of up to 8 requests also for short
-  // contexts, and steps of up to 128 tokens with chunks of prompts, but for models with latent
-  // attention. EngineStats reports their number and memory.
+  // contexts, and steps of up to 128 tokens with chunks of prompts. EngineStats reports their
+  // number and memory.
   bool cuda_graphs = true;
   int32_t max_graph_requests = 256;
   // step() enqueues the next pass before it waits for its own, so that the device does not wait for
@@ -204,64 +209,6 @@ struct GenerateResult {
 // request's SamplingParams::logprobs is 0 or more; otherwise the event's log-probabilities are
 // ignored.
 void append_event(GenerateResult& result, const TokenEvent& event, bool logprobs);
-
-// Bytes that an engine allocates on its device, by purpose.
-struct EngineMemory {
-  size_t weights = 0;      // on the CPU, weights of files stay mapped
-  size_t caches = 0;       // all pools: keys and values, windows, recurrent states
-  size_t activations = 0;  // for a pass of max_batch_tokens tokens
-  size_t positions = 0;    // tables of rotary positions
-  size_t attention = 0;    // workspace of the attention backends
-  size_t logits = 0;       // logits of one pass that are sampled or scored
-  size_t products = 0;     // on a GPU: workspace of matrix products
-  size_t batch = 0;        // arrays of a batch, request table
-  size_t graphs = 0;       // on a GPU: free memory taken by captured steps
-  size_t drafter = 0;      // the draft model with all of these, but for its graphs
-
-  size_t total() const {
-    return weights + caches + activations + positions + attention + logits + products + batch +
-           graphs + drafter;
-  }
-  std::string explain() const;  // one line with all parts that are not 0, in MB
-};
-
-struct EngineStats {
-  int64_t steps = 0;
-  int64_t prefill_tokens = 0, decode_tokens = 0;
-  double prefill_seconds = 0, decode_seconds = 0;
-  EngineMemory memory;
-  int32_t graphs = 0;                           // captured steps
-  int64_t shared_steps = 0;                     // steps that read shared prefixes once
-  int64_t overlapped_steps = 0;                 // steps enqueued while another one ran
-  int64_t prefix_queries = 0, prefix_hits = 0;  // tokens
-  int64_t preemptions = 0;
-  int64_t draft_steps = 0;      // steps that verified drafts
-  int64_t draft_requests = 0;   // requests with drafts, summed over these steps
-  int64_t drafts = 0;           // tokens guessed and verified
-  int64_t accepted_drafts = 0;  // drafts that became text
-  // Tokens per second of steps with drafts, divided by those of steps without for as many requests.
-  // 0: not measured.
-  double speculation_gain = 0;
-  int64_t kv_pages = 0, kv_pages_free = 0;  // pages of the full pools without the reserved page
-};
-
-// One pass. Times are seconds since the engine was loaded, on the host's clock. On the CPU a pass
-// runs between enqueue_begin and wait_end.
-struct StepRecord {
-  int64_t step = 0;
-  int32_t requests = 0, tokens = 0;
-  int32_t decodes = 0;  // requests with one new token after their prompt
-  int32_t drafts = 0;   // tokens that were guessed, a part of `tokens`
-  int32_t draft_requests = 0, accepted_drafts = 0;
-  bool overlapped = false;  // enqueued while another pass ran
-  double schedule_begin = 0, enqueue_begin = 0, enqueue_end = 0;
-  double wait_begin = 0, wait_end = 0;  // the host waits for the drawn tokens
-  double deliver_end = 0;               // tokens have become events
-  double device_begin = 0, device_end = 0;
-
-  // Returns the time that the host worked for this pass.
-  double host_seconds() const { return (enqueue_end - schedule_begin) + (deliver_end - wait_end); }
-};
 
 // The backends that serve one layer group.
 struct GroupSelection {

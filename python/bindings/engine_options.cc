@@ -72,6 +72,7 @@ std::span<const Field<EngineOptions>> fields_of<EngineOptions>() {
       field<&Options::kv_memory_bytes>("kv_memory_bytes"),
       field<&Options::max_requests>("max_requests"),
       field<&Options::max_batch_tokens>("max_batch_tokens"),
+      field<&Options::max_mixed_tokens>("max_mixed_tokens"),
       field<&Options::max_context>("max_context"),
       field<&Options::threads>("threads"),
       field<&Options::prefix_cache>("prefix_cache"),
@@ -95,11 +96,11 @@ void bind_loading(nb::module_& module, nb::class_<SharedEngine>& engine) {
               "= 'cpu', backend: str = 'auto', decode_backend: str | None = None, kv_dtype: DType "
               "| str | None = None, kv_scale: KvScale | str = 'none', page_size: int = 16, "
               "kv_memory_bytes: int = 0, max_requests: int = 32, max_batch_tokens: int = 512, "
-              "max_context: int = 0, threads: int = 0, prefix_cache: bool = True, "
-              "batch_invariant: bool = False, cuda_graphs: bool = True, max_graph_requests: int = "
-              "256, prefix_levels: int = 2, min_prefix_savings: int | None = None, "
-              "workspace_budget: int = ..., overlap: bool | None = None, speculate: str = '', "
-              "max_drafts: int = 4, always_speculate: bool = False) -> Engine"),
+              "max_mixed_tokens: int = 0, max_context: int = 0, threads: int = 0, prefix_cache: "
+              "bool = True, batch_invariant: bool = False, cuda_graphs: bool = True, "
+              "max_graph_requests: int = 256, prefix_levels: int = 2, min_prefix_savings: int | "
+              "None = None, workspace_budget: int = ..., overlap: bool | None = None, speculate: "
+              "str = '', max_drafts: int = 4, always_speculate: bool = False) -> Engine"),
       "Loads a checkpoint folder. Options are those of EngineOptions; kv_dtype None is fp32, on a "
       "GPU bf16.");
   module.def("explain", &explain, nb::arg("path"), nb::arg("device") = "cpu", nb::arg("arguments"),

@@ -153,7 +153,7 @@ void bind_counters(nb::module_& module) {
       .def_ro("prefill_seconds", &EngineStats::prefill_seconds)
       .def_ro("decode_seconds", &EngineStats::decode_seconds)
       .def_ro("memory", &EngineStats::memory)
-      .def_ro("graphs", &EngineStats::graphs)
+      .def_prop_ro("graphs", [](const EngineStats& self) { return self.graphs.count(); })
       .def_ro("shared_steps", &EngineStats::shared_steps)
       .def_ro("prefix_queries", &EngineStats::prefix_queries)
       .def_ro("prefix_hits", &EngineStats::prefix_hits)

@@ -1044,6 +1044,7 @@ class Engine:
         kv_memory_bytes: int = 0,
         max_requests: int = 32,
         max_batch_tokens: int = 512,
+        max_mixed_tokens: int = 0,
         max_context: int = 0,
         threads: int = 0,
         prefix_cache: bool = True,

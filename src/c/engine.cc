@@ -17,6 +17,7 @@ fovea_engine_options default_options() {
   to.max_requests = from.max_requests;
   to.kv_memory_bytes = from.kv_memory_bytes;
   to.max_batch_tokens = from.max_batch_tokens;
+  to.max_mixed_tokens = from.max_mixed_tokens;
   to.max_context = from.max_context;
   to.threads = from.threads;
   to.prefix_cache = from.prefix_cache ? 1 : 0;
@@ -51,6 +52,7 @@ EngineOptions to_options(const fovea_engine_options* options) {
   to.max_requests = from.max_requests;
   to.kv_memory_bytes = from.kv_memory_bytes;
   to.max_batch_tokens = from.max_batch_tokens;
+  to.max_mixed_tokens = from.max_mixed_tokens;
   to.max_context = from.max_context;
   to.threads = from.threads;
   to.prefix_cache = to_flag(from.prefix_cache, "prefix_cache");
@@ -87,7 +89,7 @@ fovea_engine_stats to_stats(const Engine& engine) {
   to.max_context = engine.max_context();
   to.wanted_context = engine.wanted_context();
   to.has_text = engine.has_text() ? 1 : 0;
-  to.graphs = from.graphs;
+  to.graphs = from.graphs.count();
   to.steps = from.steps;
   to.prefill_tokens = from.prefill_tokens;
   to.decode_tokens = from.decode_tokens;

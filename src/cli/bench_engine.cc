@@ -171,7 +171,7 @@ void run(const EngineBenchFlags& flags) {
       gain > 0 ? nlohmann::ordered_json(gain) : nlohmann::ordered_json(nullptr);
   if (!flags.trace.empty()) write_trace(flags.trace, measured.stretches);
   print_figures(figures, flags.output);
-  print_note(engine->stats().memory.explain());
+  print_note(engine->stats().graphs.explain() + engine->stats().memory.explain());
 }
 
 }  // namespace

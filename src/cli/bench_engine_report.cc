@@ -80,7 +80,7 @@ ordered_json request_figures(std::span<const RequestTimes> requests) {
 }
 
 ordered_json step_figures(std::span<const StepStretch> stretches, bool on_cpu) {
-  std::vector<double> host, decode;
+  std::vector<double> host, decode, mixed;
   double busy = 0, total = 0;
   int64_t steps = 0, overlapped = 0, draft_steps = 0, draft_requests = 0, drafts = 0, accepted = 0;
   for (const StepStretch& stretch : stretches) {
@@ -100,6 +100,9 @@ ordered_json step_figures(std::span<const StepStretch> stretches, bool on_cpu) {
       if (before != nullptr && decodes && before->requests == step.requests) {
         decode.push_back(step.deliver_end - before->deliver_end);
       }
+      if (before != nullptr && step.decodes > 0 && !decodes) {
+        mixed.push_back(step.deliver_end - before->deliver_end);
+      }
       before = &step;
     }
     if (before != nullptr) total += before->device_end - stretch.front().device_begin;
@@ -111,6 +114,9 @@ ordered_json step_figures(std::span<const StepStretch> stretches, bool on_cpu) {
           {"accepted_share", ratio(accepted, drafts)},
           {"decode_step_p50_ms", percentile(decode, 0.5, 1e3)},
           {"decode_step_p99_ms", percentile(decode, 0.99, 1e3)},
+          {"mixed_steps", mixed.size()},
+          {"mixed_step_p50_ms", percentile(mixed, 0.5, 1e3)},
+          {"mixed_step_p99_ms", percentile(mixed, 0.99, 1e3)},
           {"host_step_p50_us", percentile(host, 0.5, 1e6)},
           {"host_step_p99_us", percentile(host, 0.99, 1e6)},
           {"device_idle_share", total > 0 ? ordered_json(1 - busy / total) : nullptr}};

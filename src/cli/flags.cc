@@ -113,6 +113,9 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags) {
       ->capture_default_str();
   command.add_option("--max-batch-tokens", options.max_batch_tokens, "new tokens of one step")
       ->capture_default_str();
+  command.add_option("--max-mixed-tokens", options.max_mixed_tokens,
+                     "new tokens of a step with decodes and prompts together, which bounds the "
+                     "time between tokens; default --max-batch-tokens");
   command.add_option("--max-context", options.max_context,
                      "tokens of one request; default the model's");
   command.add_option("--threads", options.threads, "default one per core");

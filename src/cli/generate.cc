@@ -51,11 +51,12 @@ void print_stats(const EngineStats& stats) {
   print_note(fmt::format(
       "prefill {} tokens, {:.0f} tokens/s; decode {} tokens, {:.0f} tokens/s; prefix cache {} of "
       "{} tokens\n"
-      "{} steps, {} of them with shared prefixes, {} preemptions; {} graphs\n",
+      "{} steps, {} of them with shared prefixes, {} preemptions\n",
       stats.prefill_tokens, rate(stats.prefill_tokens, stats.prefill_seconds), stats.decode_tokens,
       rate(stats.decode_tokens, stats.decode_seconds), stats.prefix_hits, stats.prefix_queries,
-      stats.steps, stats.shared_steps, stats.preemptions, stats.graphs));
+      stats.steps, stats.shared_steps, stats.preemptions));
   print_speculation(stats);
+  print_note(stats.graphs.explain());
   print_note(stats.memory.explain());
 }
 

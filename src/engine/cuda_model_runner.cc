@@ -26,9 +26,6 @@
 namespace fovea {
 namespace {
 
-// Backends plan passes with several new tokens over latents from host lengths, which no graph has.
-bool is_latent(const LayerGroup& group) { return group.spec.kind == AttentionKind::mla; }
-
 class CudaModelRunner final : public ModelRunner {
  public:
   CudaModelRunner(ReservedModel model, CacheSet& caches, const SharedPrefixes& prefixes,
@@ -121,14 +118,13 @@ CudaModelRunner::CudaModelRunner(ReservedModel model, CacheSet& caches,
 }
 
 PaddedPassOptions CudaModelRunner::padded_options(const ModelRunnerOptions& options) const {
-  const bool latent = std::ranges::any_of(model_.model().info().groups, is_latent);
   return {
       .limits = limits_,
       .max_requests =
           std::min({limits_.max_requests, limits_.max_tokens, options.max_graph_requests}),
       .max_width = options.captures_extends ? std::min(options.max_width, limits_.max_q_len) : 1,
       .logit_rows = logit_rows_,
-      .chunks = options.captures_extends && !latent,
+      .chunks = options.captures_extends,
       .draws = draws()};
 }
 
@@ -180,16 +176,16 @@ void CudaModelRunner::capture(const PassSize& size) {
   captured.graph.launch(stream());
   gpu::synchronize(stream());
   device().meet_ranks();
-  stats_.memory.graphs += free - std::min(free, gpu::free_bytes());
+  const size_t bytes = free - std::min(free, gpu::free_bytes());
+  GraphCount& count = PaddedPasses::count_of(size, stats_.graphs);
+  ++count.graphs;
+  count.bytes += bytes;
+  stats_.memory.graphs += bytes;
   graphs_[PaddedPasses::key_of(size)] = std::move(captured);
 }
 
 void CudaModelRunner::capture_all() {
-  for (const PassSize& size : padded_.sizes()) {
-    capture(size);
-    stats_.chunk_graphs += PaddedPasses::has_chunks(size);
-  }
-  stats_.graphs = static_cast<int32_t>(graphs_.size());
+  for (const PassSize& size : padded_.sizes()) capture(size);
 }
 
 void CudaModelRunner::enqueue(const PassSize& size) {

@@ -57,9 +57,8 @@ struct PassTimes {
 };
 
 struct RunnerStats {
-  EngineMemory memory;       // everything but weights and caches
-  int32_t graphs = 0;        // number of captured steps
-  int32_t chunk_graphs = 0;  // the number for steps with chunks of prompts
+  EngineMemory memory;  // everything but weights and caches
+  EngineGraphs graphs;
   int64_t shared_steps = 0;  // number of passes that named shared prefixes
 };
 

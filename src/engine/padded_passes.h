@@ -40,6 +40,12 @@ class PaddedPasses {
   // Returns the size for the pass with these parts, filled to `size`, if it is padded.
   std::optional<PassSize> find(std::span<const PassPart> parts, const PassSize& size) const;
   static bool has_chunks(const PassSize& padded) { return padded.mode == ForwardMode::mixed; }
+  // Returns the member for graphs of this size.
+  static GraphCount& count_of(const PassSize& padded, EngineGraphs& graphs) {
+    if (has_chunks(padded)) return graphs.chunks;
+    if (padded.max_q_len > 1) return graphs.drafts;
+    return padded.shares_prefixes ? graphs.shared_prefixes : graphs.decodes;
+  }
 
  private:
   // Returns the size for up to that many requests, of up to q_len new tokens and kv_len keys each.

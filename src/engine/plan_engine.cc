@@ -158,6 +158,7 @@ void check_engine_options(const EngineOptions& options) {
   check("page_size", options.page_size, 1, kMaxPageSize);
   check("max_requests", options.max_requests, 1, kMaxRequests);
   check("max_batch_tokens", options.max_batch_tokens, 1, kMaxBatchTokens);
+  check("max_mixed_tokens", options.max_mixed_tokens, 0, options.max_batch_tokens);
   check("max_context", options.max_context, 0, std::numeric_limits<int32_t>::max() - 1);
   check("max_graph_requests", options.max_graph_requests, 1, kMaxRequests);
   check_speculation(options);
@@ -206,7 +207,9 @@ SizedEngine size_engine(const EngineOptions& options, const ModelInfo& model,
       .max_prompt_rows = prompt_rows(options, model),
       .group_prefixes = SharedPrefixes(sized.selections, sized.limits)
                             .possible(sized.caches.max_requests, sized.limits.max_kv_len),
-      .max_drafts = options.speculate.empty() ? 0 : options.max_drafts};
+      .max_drafts = options.speculate.empty() ? 0 : options.max_drafts,
+      .max_mixed_tokens =
+          options.max_mixed_tokens > 0 ? options.max_mixed_tokens : options.max_batch_tokens};
   sized.max_width = 1 + sized.scheduling.max_drafts;
   sized.wanted_context = context_of(options, model);
   return sized;
@@ -293,6 +296,21 @@ std::string EngineMemory::explain() const {
     if (bytes > 0) text += fmt::format("{} {:.1f} MB, ", part, megabytes(bytes));
   }
   return fmt::format("memory: {}together {:.1f} MB\n", text, megabytes(total()));
+}
+
+std::string EngineGraphs::explain() const {
+  const std::pair<std::string_view, GraphCount> kinds[] = {
+      {"decodes", decodes},
+      {"decodes with shared prefixes", shared_prefixes},
+      {"verifications of drafts", drafts},
+      {"chunks of prompts", chunks}};
+  std::string text;
+  for (const auto& [kind, count] : kinds) {
+    if (count.graphs == 0) continue;
+    text += fmt::format("{}{} of {} {:.1f} MB", text.empty() ? "graphs: " : ", ", count.graphs,
+                        kind, static_cast<double>(count.bytes) / 1e6);
+  }
+  return text.empty() ? text : text + "\n";
 }
 
 std::string EnginePlan::explain() const {

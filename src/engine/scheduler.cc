@@ -34,11 +34,22 @@ std::span<const Chunk> Scheduler::schedule() {
   prompt_rows_left_ = limits_.max_prompt_rows;
   const int64_t preemptions = preemptions_;
   schedule_running(true);
+  const int32_t withheld = withheld_from_prompts();
+  tokens_left_ -= withheld;
   schedule_running(false);
   // A request that was preempted just now would be preempted again after its admission.
   if (preemptions_ == preemptions) admit_waiting();
+  tokens_left_ += withheld;  // drafts may take them
   if (limits_.group_prefixes) group_by_prefix();
   return chunks_;
+}
+
+// Returns how many of the tokens that the decodes have left no prompt may take.
+int32_t Scheduler::withheld_from_prompts() const {
+  if (chunks_.empty()) return 0;
+  const auto decodes = static_cast<int32_t>(chunks_.size());
+  const int32_t prompts = std::max(limits_.max_mixed_tokens - decodes, kMinPromptTokens);
+  return std::max(tokens_left_ - prompts, 0);
 }
 
 void Scheduler::group_by_prefix() {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <limits>
 #include <memory>
 #include <span>
 #include <utility>
@@ -22,6 +23,8 @@ struct SchedulerLimits {
   int32_t max_prompt_rows = 1;  // max prompt tokens scored in one pass; each needs a row of logits
   bool group_prefixes = false;  // backends read prefixes shared by neighbouring requests once
   int32_t max_drafts = 0;       // max drafts of a request in one pass; each needs a row of logits
+  // Max tokens of a pass with decodes and prompts together, before drafts are added.
+  int32_t max_mixed_tokens = std::numeric_limits<int32_t>::max();
 
   // Returns the max number of rows of logits of one pass.
   size_t logit_rows() const {
@@ -29,6 +32,10 @@ struct SchedulerLimits {
            static_cast<size_t>(max_prompt_rows);
   }
 };
+
+// Prompts get at least so many tokens of a pass, whatever its number of decodes, if
+// max_batch_tokens allows it. So they are not starved.
+inline constexpr int32_t kMinPromptTokens = 16;
 
 // The tokens [begin, end) of one request, and drafts after them.
 struct Chunk {
@@ -60,8 +67,9 @@ class Scheduler {
 
   // Returns the next pass: first one token of every running request that is past its prompt
   // (ordered by age, or with group_prefixes such that requests with equal first pages are
-  // neighbours), then chunks of prompts, then new requests, all within the limits. Their cache
-  // slots are ready. A request whose last token is being drawn is left out. The result is valid
+  // neighbours), then chunks of prompts, then new requests, all within the limits. With decodes in
+  // the pass, prompts get what these leave of max_mixed_tokens, or kMinPromptTokens. Cache slots
+  // are ready. A request whose last token is being drawn is left out. The result is valid
   // until the next call of any member. Throws RequestError{out_of_memory} if a request that runs
   // alone finds no memory; the caller must remove it before the next call.
   std::span<const Chunk> schedule();
@@ -96,6 +104,7 @@ class Scheduler {
   bool make_room(Request& request, const Chunk& chunk);
   Chunk next_chunk(Request& request) const;
   void accept(const Chunk& chunk);
+  int32_t withheld_from_prompts() const;
   void group_by_prefix();  // sorts the chunks of decodes
 
   CacheSet& caches_;

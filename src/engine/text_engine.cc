@@ -186,15 +186,13 @@ std::string TextEngine::explain() const {
   for (const GroupSelection& selection : parts_.selections) text += fovea::explain(selection);
   const EngineStats& now = stats();
   text += now.memory.explain();
-  if (now.graphs > 0) {
+  if (now.graphs.count() > 0) {
+    text += now.graphs.explain();
     text += fmt::format(
-        "{} graphs; decode steps of up to {} requests have some for up to {} tokens each\n",
-        now.graphs, kMaxShortRequests,
-        fmt::join(graph_contexts(1, parts_.request_limits.max_context), ", "));
-    if (const int32_t chunks = parts_.runner->stats().chunk_graphs; chunks > 0) {
-      text += fmt::format("{} graphs are of steps with chunks of prompts, of up to {} tokens\n",
-                          chunks, kMaxChunkTokens);
-    }
+        "decode steps of up to {} requests have graphs for up to {} tokens each, steps with chunks "
+        "of prompts for up to {} tokens together\n",
+        kMaxShortRequests, fmt::join(graph_contexts(1, parts_.request_limits.max_context), ", "),
+        kMaxChunkTokens);
     if (parts_.limits.max_drafts > 0) {
       text +=
           fmt::format("steps of up to {} requests and {} tokens have graphs for up to {} drafts\n",

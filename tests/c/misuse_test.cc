@@ -189,6 +189,14 @@ std::vector<Misuse> calls() {
   };
 }
 
+fovea_status load_engine(void (*change)(fovea_engine_options&)) {
+  fovea_engine_options options;
+  EXPECT_EQ(fovea_engine_options_init(&options, sizeof options), FOVEA_OK);
+  change(options);
+  fovea_engine* engine = nullptr;
+  return fovea_engine_load(&options, &engine);
+}
+
 std::vector<Misuse> others() {
   return {
       {"match_capacity",
@@ -243,23 +251,21 @@ std::vector<Misuse> others() {
          return status;
        },
        "weights is at"},
-      {"engine_path",
-       [](SmallWorld&) {
-         fovea_engine_options options;
-         EXPECT_EQ(fovea_engine_options_init(&options, sizeof options), FOVEA_OK);
-         fovea_engine* engine = nullptr;
-         return fovea_engine_load(&options, &engine);
-       },
+      {"engine_path", [](SmallWorld&) { return load_engine([](fovea_engine_options&) {}); },
        "options.model_path is null"},
       {"engine_file",
        [](SmallWorld&) {
-         fovea_engine_options options;
-         EXPECT_EQ(fovea_engine_options_init(&options, sizeof options), FOVEA_OK);
-         options.model_path = "/nowhere";
-         fovea_engine* engine = nullptr;
-         return fovea_engine_load(&options, &engine);
+         return load_engine([](fovea_engine_options& given) { given.model_path = "/nowhere"; });
        },
        "/nowhere", FOVEA_IO},
+      {"engine_mixed_tokens",
+       [](SmallWorld&) {
+         return load_engine([](fovea_engine_options& given) {
+           given.model_path = "/nowhere";
+           given.max_mixed_tokens = 513;
+         });
+       },
+       "max_mixed_tokens is 513, must be in [0, 512]"},
   };
 }
 

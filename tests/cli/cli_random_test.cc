@@ -81,6 +81,8 @@ TEST(Cli, TimesAModelWithoutFiles) {
   EXPECT_GT(figures.at("output_tokens_per_s"), 0);
   EXPECT_EQ(figures.at("steps"), 4);
   EXPECT_GT(figures.at("decode_step_p50_ms"), 0);
+  EXPECT_EQ(figures.at("mixed_steps"), 0);
+  EXPECT_TRUE(figures.at("mixed_step_p50_ms").is_null());
   EXPECT_GT(figures.at("host_step_p50_us"), 0);
   EXPECT_GE(figures.at("device_idle_share"), 0);
   EXPECT_LT(figures.at("device_idle_share"), 1);
@@ -90,6 +92,32 @@ TEST(Cli, TimesAModelWithoutFiles) {
   EXPECT_EQ(std::count(csv.begin(), csv.end(), '\n'), 2);
   expect_refused(bench("3", "9999", "md"), {"--input-len is 9999", "8192"});
   expect_refused(bench("0", "5", "md"), {"--requests"});
+}
+
+// The second prompt ends in the step in which the first request has its second token.
+TEST(Cli, TimesStepsOfDecodesAndPrompts) {
+  std::vector<std::string> command = {"bench",
+                                      "engine",
+                                      kModels + "llama/config.json",
+                                      "--random-weights",
+                                      "7",
+                                      "--requests",
+                                      "2",
+                                      "--input-len",
+                                      "9",
+                                      "--output-len",
+                                      "4",
+                                      "--max-batch-tokens",
+                                      "8",
+                                      "-o",
+                                      "json"};
+  const ProgramResult result = fovea(command);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const nlohmann::json figures = nlohmann::json::parse(result.out);
+  EXPECT_EQ(figures.at("mixed_steps"), 1);
+  EXPECT_GT(figures.at("mixed_step_p50_ms"), 0);
+  command.insert(command.end(), {"--max-mixed-tokens", "9"});
+  expect_refused(fovea(command), {"max_mixed_tokens is 9", "[0, 8]"});
 }
 
 TEST(Cli, TimesRequestsThatArriveOneByOne) {

@@ -34,6 +34,11 @@ TEST(EngineOptions, AreCheckedByName) {
     refused("max_requests", kInvalid, [&](auto& o) { o.max_requests = value; });
     refused("max_batch_tokens", kInvalid, [&](auto& o) { o.max_batch_tokens = value; });
   }
+  refused("max_mixed_tokens is -1", kInvalid, [](auto& o) { o.max_mixed_tokens = -1; });
+  refused("max_mixed_tokens is 65, must be in [0, 64]", kInvalid, [](auto& o) {
+    o.max_batch_tokens = 64;
+    o.max_mixed_tokens = 65;
+  });
   refused("max_context", kInvalid, [](auto& o) { o.max_context = -1; });
   refused("max_graph_requests is 0", kInvalid, [](auto& o) { o.max_graph_requests = 0; });
   refused("prefix_levels is 5", kInvalid, [](auto& o) { o.prefix_levels = 5; });

@@ -57,6 +57,25 @@ TEST(PaddedPasses, NoTwoSizesAreTheSame) {
             static_cast<int64_t>(chunk_sizes(36, 512).size()));
 }
 
+TEST(PaddedPasses, GraphsAreCountedByKind) {
+  EngineGraphs graphs;
+  EXPECT_EQ(graphs.explain(), "");
+  PassSize decode, drafts, shared;
+  decode.max_q_len = shared.max_q_len = 1;
+  drafts.max_q_len = 5;
+  shared.shares_prefixes = true;
+  const PassSize chunk = *find(kOptions, Pass({50, 1, 1}));
+  for (const PassSize& size : {decode, drafts, drafts, shared, chunk, chunk, chunk}) {
+    GraphCount& count = PaddedPasses::count_of(size, graphs);
+    ++count.graphs;
+    count.bytes += 1'500'000;
+  }
+  EXPECT_EQ(graphs.count(), 7);
+  EXPECT_EQ(graphs.explain(),
+            "graphs: 1 of decodes 1.5 MB, 1 of decodes with shared prefixes 1.5 MB, 2 of "
+            "verifications of drafts 3.0 MB, 3 of chunks of prompts 4.5 MB\n");
+}
+
 TEST(PaddedPasses, APassGetsASizeThatHoldsItAndIsCaptured) {
   const std::vector<PassSize> sizes = PaddedPasses(kOptions, SharedPrefixes({}, kLimits)).sizes();
   std::mt19937 random(3);

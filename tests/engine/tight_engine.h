@@ -79,6 +79,7 @@ inline std::unique_ptr<Engine> tight_engine(const std::string& model, Passes pas
   constexpr int64_t kPages = kContext / kPageSize * 12 / 10;
   EngineOptions options = roomy_options(model);
   options.prefix_cache = true;
+  options.max_mixed_tokens = 20;
   options.overlap = passes == Passes::overlapped;
   if (verifies(passes)) {
     options.speculate =

@@ -26,12 +26,12 @@ constexpr BatchLimits kLimits = {
 // The objects that Engine::load connects, built directly.
 struct Parts {
   explicit Parts(const BatchLimits& wanted = kLimits, bool cuda_graphs = true,
-                 int32_t logit_rows = 1, int32_t max_width = 1)
+                 int32_t logit_rows = 1, int32_t max_width = 1, const char* name = "llama")
       : limits(wanted) {
     registry = BackendRegistry::builtin();
     options.registry = &registry;
     options.kv_dtype = DType::bf16;
-    model = load_model(model_folder("llama"), make_cuda_device({.max_rows = limits.max_tokens}));
+    model = load_model(model_folder(name), make_cuda_device({.max_rows = limits.max_tokens}));
     caches = std::make_unique<CacheSet>(cache_options());
     const std::vector<GroupSelection> selections = select_group_backends(
         model->info(), cache_options().groups, options, limits, find_device("cuda"));
@@ -100,10 +100,18 @@ struct Parts {
 };
 
 int32_t decode_graphs(const ModelRunner& runner) {
-  return runner.stats().graphs - runner.stats().chunk_graphs;
+  return runner.stats().graphs.count() - runner.stats().graphs.chunks.graphs;
 }
 
 class GpuModelRunner : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!why_no_gpu().empty()) GTEST_SKIP() << why_no_gpu();
+  }
+};
+
+// Layers that keep keys and values, or latents.
+class ChunkGraphs : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
     if (!why_no_gpu().empty()) GTEST_SKIP() << why_no_gpu();
@@ -177,7 +185,7 @@ TEST_F(GpuModelRunner, StepsOfShortContextsHaveTheBitsOfEnqueuedOnes) {
   Parts replayed(kLong, true), enqueued(kLong, false);
   // 1, 2, 3 requests; 2048, 4096, 4200 keys
   EXPECT_EQ(decode_graphs(*replayed.runner), 3 * 3);
-  EXPECT_EQ(enqueued.runner->stats().graphs, 0);
+  EXPECT_EQ(enqueued.runner->stats().graphs.count(), 0);
   const auto text = [](int32_t begin, int32_t end) {
     std::vector<int32_t> tokens;
     for (int32_t i = begin; i < end; ++i) tokens.push_back(3 + i * 7 % 500);
@@ -210,12 +218,14 @@ TEST_F(GpuModelRunner, StepsOfShortContextsHaveTheBitsOfEnqueuedOnes) {
 
 // Steps of every division of few tokens among few requests: prompts alone, with decodes, in the
 // first chunk and in later ones, padded to each size that graphs are captured for.
-TEST_F(GpuModelRunner, SmallChunksHaveTheBitsOfEnqueuedOnes) {
+TEST_P(ChunkGraphs, HaveTheBitsOfEnqueuedSteps) {
   constexpr BatchLimits kChunks = {
       .max_requests = 20, .max_tokens = 160, .max_q_len = 128, .max_kv_len = 512};
-  Parts replayed(kChunks, true), enqueued(kChunks, false);
-  EXPECT_EQ(replayed.runner->stats().chunk_graphs, 3 * 5);  // 1, 8, 20 requests
-  EXPECT_EQ(enqueued.runner->stats().chunk_graphs, 0);
+  Parts replayed(kChunks, true, 1, 1, GetParam()), enqueued(kChunks, false, 1, 1, GetParam());
+  const GraphCount chunks = replayed.runner->stats().graphs.chunks;
+  EXPECT_EQ(chunks.graphs, 3 * 5);  // 1, 8, 20 requests
+  EXPECT_GT(chunks.bytes, 0u);
+  EXPECT_EQ(enqueued.runner->stats().graphs.count(), 0);
   const std::vector<std::vector<int32_t>> steps = {{5},
                                                    {16},
                                                    {17},
@@ -256,6 +266,9 @@ TEST_F(GpuModelRunner, SmallChunksHaveTheBitsOfEnqueuedOnes) {
     enqueued.caches->release(leases[1][i]);
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Models, ChunkGraphs, ::testing::Values("llama", "deepseek_v3"),
+                         [](const auto& test) { return std::string(test.param); });
 
 // Three requests with chains of 4, 2 and 1 tokens: the tokens drawn after each row are those of the
 // logits of that row, in a graph, and enqueued with fewer rows of logits at once than the pass has.

@@ -33,8 +33,8 @@ typedef struct fovea_engine_options {
   int32_t prefix_levels;       // default 2
   int64_t min_prefix_savings;  // bytes; default -1: chosen for the device
   int64_t workspace_budget;
-  int32_t overlap;   // enqueue the next step while one runs; default -1: off, see EngineOptions
-  int32_t reserved;  // 0
+  int32_t overlap;  // enqueue the next step while one runs; default -1: off, see EngineOptions
+  int32_t max_mixed_tokens;  // new tokens of a step with decodes and prompts; 0: max_batch_tokens
   const char* speculate;     // "ngram", "draft:FOLDER", "eagle:FOLDER"; NULL: off
   int32_t max_drafts;        // guessed tokens per request and step; default 4
   int32_t always_speculate;  // 1: also where steps without guesses are faster
