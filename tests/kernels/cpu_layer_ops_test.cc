@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <numeric>
 #include <vector>
 
@@ -171,6 +172,44 @@ TEST(RmsNorm, WithoutWeightIsTheL2Norm) {
   EXPECT_FLOAT_EQ(out[0], 3 / 2.5f);
   EXPECT_FLOAT_EQ(out[1], 4 / 2.5f);
   EXPECT_EQ(x[0], 3);
+}
+
+// A row of gates and ups with every activation.
+std::vector<float> activated(Activation activation, const std::vector<float>& gates,
+                             const std::vector<float>& ups) {
+  ThreadPool threads(1);
+  std::vector<float> out(gates.size());
+  GatedActivationParams params;
+  params.activation = activation;
+  params.gate = gates.data();
+  params.up = ups.data();
+  params.out = out.data();
+  params.rows = 1;
+  params.dim = static_cast<int32_t>(gates.size());
+  gated_activation(params, threads);
+  return out;
+}
+
+TEST(GatedActivation, ErrorsAreRelativeFarFromZero) {
+  std::vector<float> gates;
+  for (float gate = -80; gate <= 80; gate += 0.37f) gates.push_back(gate);
+  const std::vector<float> out =
+      activated(Activation::silu, gates, std::vector<float>(gates.size(), 1));
+  for (size_t i = 0; i < gates.size(); ++i) {
+    const double expected = silu(static_cast<double>(gates[i]));
+    EXPECT_NEAR(out[i] / expected, 1, 1e-6) << "gate " << gates[i];
+  }
+}
+
+TEST(GatedActivation, NanStaysAndReachesNoNeighbour) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const std::vector<float> gates = {1, nan, 2, 3}, ups = {1, 2, nan, 3};
+  for (const Activation activation :
+       {Activation::silu, Activation::gelu_tanh, Activation::clamped_swiglu}) {
+    const std::vector<float> out = activated(activation, gates, ups);
+    EXPECT_TRUE(std::isfinite(out[0]) && std::isfinite(out[3]));
+    EXPECT_TRUE(std::isnan(out[1]) && std::isnan(out[2])) << static_cast<int>(activation);
+  }
 }
 
 TEST(GatedActivation, MatchesFormulas) {

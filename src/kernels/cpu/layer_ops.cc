@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plain loops. They cost less than one percent of a layer's matrix products, so accuracy and
-// legibility come first.
+// Plain loops, where accuracy and legibility come first. Only activations have vectors, because they
+// take a visible part of a small model's prompt.
 #include "kernels/layer_ops.h"
 
 #include <algorithm>
@@ -9,8 +9,31 @@
 #include "core/check.h"
 #include "core/float_types.h"
 #include "kernels/cpu/parallel.h"
+#include "kernels/cpu/simd/activation.h"
 
 namespace fovea::kernels {
+namespace cpu {
+namespace {
+
+using Activate = void (*)(const ActivatedRow&);
+
+Activate kernel_of(Activation activation) {
+  const Isa isa = best_isa();
+  switch (activation) {
+    case Activation::silu:
+      return FOVEA_FOR_ISA(isa, activate_silu);
+    case Activation::gelu_tanh:
+      return FOVEA_FOR_ISA(isa, activate_gelu);
+    case Activation::clamped_swiglu:
+      return FOVEA_FOR_ISA(isa, activate_swiglu);
+  }
+  fail(ErrorCode::invalid_argument, "activation is {}, which no kernel computes",
+       static_cast<int>(activation));
+}
+
+}  // namespace
+}  // namespace cpu
+
 namespace {
 
 using cpu::parallel_ranges;
@@ -36,10 +59,6 @@ void for_heads(ThreadPool& threads, int64_t rows, int32_t heads, int32_t dim, co
 
 float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 float silu(float x) { return x / (1.0f + std::exp(-x)); }
-float gelu_tanh(float x) {
-  constexpr float kSqrt2OverPi = 0.79788456f;
-  return 0.5f * x * (1.0f + std::tanh(kSqrt2OverPi * (x + 0.044715f * x * x * x)));
-}
 float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
 // Sums in eight interleaved chains: the order is fixed, and each chain of additions is short.
@@ -82,32 +101,18 @@ void rms_norm(const RmsNormParams& params, ThreadPool& threads) {
 }
 
 void gated_activation(const GatedActivationParams& params, ThreadPool& threads) {
-  const auto apply = [&](auto&& activate) {
-    const int64_t step = params.in_step;
-    parallel_ranges(threads, params.rows, row_grain(params.dim), [&](int64_t begin, int64_t end) {
-      for (int64_t row = begin; row < end; ++row) {
-        const float* gate = params.gate + row * params.in_row_stride;
-        const float* up = params.up + row * params.in_row_stride;
-        float* out = params.out + row * params.out_row_stride;
-        for (int64_t i = 0; i < params.dim; ++i) {
-          out[i] = activate(gate[i * step], up[i * step]);
-        }
-      }
-    });
-  };
-  switch (params.activation) {
-    case Activation::silu:
-      return apply([](float gate, float up) { return silu(gate) * up; });
-    case Activation::gelu_tanh:
-      return apply([](float gate, float up) { return gelu_tanh(gate) * up; });
-    case Activation::clamped_swiglu:
-      return apply(
-          [alpha = params.bounds.alpha, limit = params.bounds.limit](float gate, float up) {
-            const float g = std::min(gate, limit);
-            const float u = std::clamp(up, -limit, limit);
-            return (u + 1.0f) * (g * sigmoid(alpha * g));
-          });
-  }
+  const cpu::Activate activate = cpu::kernel_of(params.activation);
+  parallel_ranges(threads, params.rows, row_grain(params.dim), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      activate({.gate = params.gate + row * params.in_row_stride,
+                .up = params.up + row * params.in_row_stride,
+                .out = params.out + row * params.out_row_stride,
+                .dim = params.dim,
+                .step = params.in_step,
+                .alpha = params.bounds.alpha,
+                .limit = params.bounds.limit});
+    }
+  });
 }
 
 void sigmoid_gate(const SigmoidGateParams& params, ThreadPool& threads) {

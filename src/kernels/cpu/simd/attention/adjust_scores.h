@@ -3,8 +3,8 @@
 #pragma once
 
 #include "kernels/cpu/simd/attention/blocks.h"
-#include "kernels/cpu/simd/attention/exponentials.h"
 #include "kernels/cpu/simd/attention/keys.h"
+#include "kernels/cpu/simd/exponentials.h"
 
 namespace fovea::kernels::cpu::FOVEA_ISA {
 namespace {

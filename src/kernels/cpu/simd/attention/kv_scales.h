@@ -2,9 +2,9 @@
 // Scales of quantized keys and values.
 #pragma once
 
-#include "kernels/cpu/simd/attention/exponentials.h"
 #include "kernels/cpu/simd/attention/keys.h"
 #include "kernels/cpu/simd/attention/transpose.h"
+#include "kernels/cpu/simd/exponentials.h"
 
 namespace fovea::kernels::cpu::FOVEA_ISA {
 namespace {

@@ -4,8 +4,8 @@
 // the scores are rounded once more.
 #pragma once
 
-#include "kernels/cpu/simd/attention/exponentials.h"
 #include "kernels/cpu/simd/attention/work.h"
+#include "kernels/cpu/simd/exponentials.h"
 
 namespace fovea::kernels::cpu::FOVEA_ISA {
 namespace {
