@@ -14,13 +14,16 @@ namespace fovea {
 namespace {
 
 using kernels::GemmParams;
+using kernels::cpu::best_isa;
+using kernels::cpu::Isa;
 
 using bench::report;
 using bench::threads;
 
 // Multiplies rows x 2048 x 2048. Products rotate over 40 matrices, so that the weights come from
 // memory.
-void gemm(benchmark::State& state, DType dtype, bool weight_is_kn) {
+void gemm(benchmark::State& state, DType dtype, bool weight_is_kn, Isa isa = best_isa()) {
+  if (!kernels::cpu::has_isa(isa)) return state.SkipWithError("not on this processor");
   constexpr int32_t kSize = 2048;
   const auto rows = static_cast<int32_t>(state.range(0));
   const size_t matrix = size_t{kSize} * kSize * dtype_bytes(dtype);
@@ -39,7 +42,7 @@ void gemm(benchmark::State& state, DType dtype, bool weight_is_kn) {
   size_t turn = 0;
   for (auto _ : state) {
     params.weight = weights.data() + turn++ % matrices * matrix;
-    kernels::cpu::gemm(params, threads());
+    kernels::cpu::gemm(params, threads(), isa);
   }
   report(state, 2.0 * rows * kSize * kSize, static_cast<double>(matrix));
 }
@@ -162,6 +165,7 @@ void prompts(benchmark::internal::Benchmark* cases) {
 }
 
 BENCHMARK_CAPTURE(gemm, bf16_nk, DType::bf16, false)->Apply(rows);
+BENCHMARK_CAPTURE(gemm, bf16_nk_without_tiles, DType::bf16, false, Isa::avx512)->Apply(rows);
 BENCHMARK_CAPTURE(gemm, f32_nk, DType::f32, false)->Apply(rows);
 BENCHMARK_CAPTURE(gemm, bf16_kn, DType::bf16, true)->Apply(rows);
 BENCHMARK_CAPTURE(gated_delta_net, by_token, false)->Apply(tokens)->Arg(16);

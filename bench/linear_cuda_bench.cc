@@ -25,7 +25,7 @@
 #include "fovea/error.h"
 #include "fovea/gpu.h"
 #include "fovea/select_backend.h"
-#include "kernels/cuda/gdn_prefill.h"
+#include "kernels/cuda/sm90/chunk_common/launch.h"
 #include "kernels/cuda/store.h"
 
 namespace fovea::bench {
@@ -218,7 +218,7 @@ struct ChunkShape {
   bool is_kda = false;
 
   // Log decays of a token.
-  int64_t decays() const { return int64_t{value_heads} * (is_kda ? cuda::kGdnDim : 1); }
+  int64_t decays() const { return int64_t{value_heads} * (is_kda ? cuda::kKeyDim : 1); }
 };
 
 constexpr ChunkShape kChunkShapes[] = {
@@ -247,7 +247,7 @@ struct ChunkInputs {
   gpu::DeviceBuffer q, k, v, log_decay, beta, state, out;
 
   ChunkInputs(const ChunkShape& shape, MeasureKernels& kernels, uint32_t seed, Stream stream) {
-    constexpr int64_t kDim = cuda::kGdnDim;
+    constexpr int64_t kDim = cuda::kKeyDim;
     const int64_t tokens = int64_t{shape.requests} * shape.tokens;
     const auto fill = [&](gpu::DeviceBuffer& buffer, DType dtype, int64_t count, float factor,
                           float offset) {
@@ -267,13 +267,13 @@ struct ChunkInputs {
 // Returns the bytes of inputs in bf16, and of outputs and KDA's decays in f32, each moved once.
 double bytes_of(const ChunkShape& shape) {
   const int32_t per_value = 2 + 4 + (shape.is_kda ? 4 : 0);
-  return 1.0 * shape.requests * shape.tokens * cuda::kGdnDim *
+  return 1.0 * shape.requests * shape.tokens * cuda::kKeyDim *
          (2 * 2 * shape.key_heads + per_value * shape.value_heads);
 }
 
 double floor_seconds(const ChunkShape& shape, const GpuCeilings& ceilings) {
-  constexpr double kUnitFlops = 2.0 * cuda::kGdnChunk * cuda::kGdnChunk * cuda::kGdnDim;
-  const int32_t chunks = shape.requests * shape.tokens / cuda::kGdnChunk;
+  constexpr double kUnitFlops = 2.0 * cuda::kChunkTokens * cuda::kChunkTokens * cuda::kKeyDim;
+  const int32_t chunks = shape.requests * shape.tokens / cuda::kChunkTokens;
   const double units = shape.value_heads * kOwnUnits + shape.key_heads * kSharedUnits;
   return std::max(bytes_of(shape) / ceilings.copy_bytes,
                   chunks * units * kUnitFlops / ceilings.matmul_flops);
@@ -281,22 +281,23 @@ double floor_seconds(const ChunkShape& shape, const GpuCeilings& ceilings) {
 
 double seconds_of(const ChunkShape& shape, MeasureKernels& kernels, Stream stream) {
   const int32_t tokens = shape.requests * shape.tokens;
-  const cuda::GdnPrefillSetup setup = {.is_kda = shape.is_kda,
-                                       .key_heads = shape.key_heads,
-                                       .value_heads = shape.value_heads,
-                                       .key_dim = cuda::kGdnDim,
-                                       .value_dim = cuda::kGdnDim,
-                                       .sm = kernels.context().info().sm,
-                                       .multiprocessors = kernels.context().info().cores};
-  const cuda::GdnPrefill prefill(setup, cuda::kernel_store());
+  const cuda::ChunkPrefillSetup setup = {
+      .kind = shape.is_kda ? cuda::RecurrenceKind::kda : cuda::RecurrenceKind::delta,
+      .key_heads = shape.key_heads,
+      .value_heads = shape.value_heads,
+      .key_dim = cuda::kKeyDim,
+      .value_dim = cuda::kKeyDim,
+      .sm = kernels.context().info().sm,
+      .multiprocessors = kernels.context().info().cores};
+  const cuda::ChunkPrefill prefill(setup, cuda::kernel_store());
   const gpu::DeviceBuffer workspace(
-      cuda::GdnPrefill::workspace_bytes(setup, tokens, shape.requests));
+      cuda::ChunkPrefill::workspace_bytes(setup, tokens, shape.requests));
   std::vector<cuda::StateSpan> spans;
   for (int32_t i = 0; i < shape.requests; ++i) {
     spans.push_back({i * shape.tokens, (i + 1) * shape.tokens, i, false, true});
   }
   const gpu::DeviceBuffer device_spans = gpu::to_device(spans, stream);
-  const cuda::GdnPrefillBatch batch = {
+  const cuda::ChunkPrefillBatch batch = {
       .spans = device_spans.data<cuda::StateSpan>(), .requests = shape.requests, .tokens = tokens};
   std::vector<ChunkInputs> layers;
   const auto sets = static_cast<int32_t>(kCacheBytes / static_cast<int64_t>(bytes_of(shape))) + 1;
@@ -305,16 +306,16 @@ double seconds_of(const ChunkShape& shape, MeasureKernels& kernels, Stream strea
   }
   const auto run = [&](int32_t turn, Stream to) {
     const ChunkInputs& layer = layers[static_cast<size_t>(turn % sets)];
-    cuda::GdnPrefillTensors tensors;
+    cuda::ChunkPrefillTensors tensors;
     tensors.q = layer.q.data();
     tensors.k = layer.k.data();
     tensors.v = layer.v.data();
-    tensors.q_token_stride = tensors.k_token_stride = int64_t{shape.key_heads} * cuda::kGdnDim;
-    tensors.v_token_stride = tensors.out_token_stride = int64_t{shape.value_heads} * cuda::kGdnDim;
+    tensors.q_token_stride = tensors.k_token_stride = int64_t{shape.key_heads} * cuda::kKeyDim;
+    tensors.v_token_stride = tensors.out_token_stride = int64_t{shape.value_heads} * cuda::kKeyDim;
     tensors.log_decay = layer.log_decay.data<float>();
-    tensors.beta = layer.beta.data<float>();
+    tensors.strength = layer.beta.data<float>();
     tensors.state = layer.state.data<float>();
-    tensors.state_slot_stride = int64_t{shape.value_heads} * cuda::kGdnDim * cuda::kGdnDim;
+    tensors.state_slot_stride = int64_t{shape.value_heads} * cuda::kKeyDim * cuda::kKeyDim;
     tensors.out = layer.out.data<float>();
     tensors.scale = 0.088388348f;
     tensors.l2_normalise_qk = true;

@@ -12,11 +12,11 @@
 #include <vector>
 
 #include "core/float_types.h"
-#include "kernels/cuda/gdn_prefill.h"
+#include "kernels/cuda/sm90/chunk_common/launch.h"
 
 namespace fovea::kernels::cuda {
 
-inline constexpr int32_t kDim = kGdnDim;
+inline constexpr int32_t kDim = kKeyDim;
 inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 struct Request {

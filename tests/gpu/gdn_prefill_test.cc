@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The prefill of gated delta net and of KDA by itself: outputs and states against fp64, nothing
 // written for others, and the same bits in any batch.
-#include "kernels/cuda/gdn_prefill.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,6 +11,7 @@
 
 #include "core/float_types.h"
 #include "gpu/gdn_prefill_cases.h"
+#include "kernels/cuda/sm90/chunk_common/launch.h"
 #include "support/device_array.h"
 #include "support/error_budget.h"
 #include "support/gpu_kernel_test.h"
@@ -51,25 +50,26 @@ class GdnPrefillTest : public test::GpuKernelTest<::testing::TestWithParam<Case>
     const auto out_size =
         static_cast<size_t>(int64_t{batch.tokens() + kSpare} * test.value_heads * kDim);
     const auto out = to_device(std::vector<float>(out_size, kUntouched));
-    const GdnPrefillSetup setup = {.is_kda = test.is_kda,
-                                   .key_heads = test.key_heads,
-                                   .value_heads = test.value_heads,
-                                   .key_dim = kDim,
-                                   .value_dim = kDim,
-                                   .min_tokens = test.min_tokens,
-                                   .sm = context->info().sm,
-                                   .multiprocessors = context->info().cores};
-    const GdnPrefill prefill(setup, *store);
+    const ChunkPrefillSetup setup = {
+        .kind = test.is_kda ? RecurrenceKind::kda : RecurrenceKind::delta,
+        .key_heads = test.key_heads,
+        .value_heads = test.value_heads,
+        .key_dim = kDim,
+        .value_dim = kDim,
+        .min_tokens = test.min_tokens,
+        .sm = context->info().sm,
+        .multiprocessors = context->info().cores};
+    const ChunkPrefill prefill(setup, *store);
     const gpu::DeviceBuffer workspace(
-        GdnPrefill::workspace_bytes(setup, batch.tokens() + kSpare, batch.requests()));
-    const GdnPrefillBatch view = {.spans = spans.data<StateSpan>(),
-                                  .requests = batch.requests(),
-                                  .tokens = batch.tokens() + kSpare};
-    GdnPrefillTensors tensors = {.q = q.data(), .k = k.data(), .v = v.data()};
+        ChunkPrefill::workspace_bytes(setup, batch.tokens() + kSpare, batch.requests()));
+    const ChunkPrefillBatch view = {.spans = spans.data<StateSpan>(),
+                                    .requests = batch.requests(),
+                                    .tokens = batch.tokens() + kSpare};
+    ChunkPrefillTensors tensors = {.q = q.data(), .k = k.data(), .v = v.data()};
     tensors.q_token_stride = tensors.k_token_stride = int64_t{test.key_heads} * kDim;
     tensors.v_token_stride = tensors.out_token_stride = int64_t{test.value_heads} * kDim;
     tensors.log_decay = log_decay.data<float>();
-    tensors.beta = beta.data<float>();
+    tensors.strength = beta.data<float>();
     tensors.state = states.data<float>();
     tensors.state_slot_stride = state_size(test);
     tensors.out = out.data<float>();
@@ -175,7 +175,7 @@ TEST_P(GdnPrefillTest, OtherRequestsAndPiecesChangeNoBit) {
   const Results together = run(batch);
   for (size_t i = 0; i < test.requests.size(); ++i) {
     const int32_t tokens = test.requests[i].tokens;
-    if (tokens < test.min_tokens + kGdnChunk || test.requests[i].padding) continue;
+    if (tokens < test.min_tokens + kChunkTokens || test.requests[i].padding) continue;
     if (!test.is_compared(i)) continue;
     const int32_t slot = batch.slots[i];
     const auto rows = out_rows(together, batch.q_indptr[i], tokens);
@@ -184,7 +184,7 @@ TEST_P(GdnPrefillTest, OtherRequestsAndPiecesChangeNoBit) {
     EXPECT_TRUE(same_bits(rows, out_rows(alone, 0, tokens))) << "request " << i;
     EXPECT_TRUE(same_bits(state(together.states, slot), state(alone.states, slot)))
         << "request " << i;
-    const int32_t cut = tokens / 2 / kGdnChunk * kGdnChunk;
+    const int32_t cut = tokens / 2 / kChunkTokens * kChunkTokens;
     if (cut < test.min_tokens) continue;
     const Results first = run(part_of(test, batch, only, 0, cut));
     Batch rest = part_of(test, batch, only, cut, tokens);

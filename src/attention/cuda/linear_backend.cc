@@ -57,9 +57,9 @@ Buffers carve_buffers(WorkspaceCarver& workspace, const AttentionSpec& spec,
   if (spec.linear.conv_width > 0) {
     buffers.convolved = workspace.take<float>(int64_t{limits.max_tokens} * spec.linear.conv_dim());
   }
-  if (LinearChunks::serves(spec, device)) {
-    const size_t bytes =
-        LinearChunks::workspace_bytes(spec, device, limits.max_tokens, limits.max_requests);
+  if (computes_chunks(spec, device)) {
+    const size_t bytes = cuda::ChunkPrefill::workspace_bytes(
+        chunk_setup(spec, device), limits.max_tokens, limits.max_requests);
     buffers.chunked = workspace.take_bytes(bytes).data();
   }
   return buffers;
@@ -108,7 +108,7 @@ class CudaLinear final : public CudaBackendBase {
 
   bool convolves() const { return spec().linear.conv_width > 0; }
   void convolve(const LinearTensors& linear, const StateLayerView& state, gpu::Launcher launcher);
-  ChunkedBatch chunked_batch() const {
+  cuda::ChunkPrefillBatch chunked_batch() const {
     return {.spans = buffers_.spans, .requests = batch().requests, .tokens = batch().tokens};
   }
 
@@ -116,7 +116,7 @@ class CudaLinear final : public CudaBackendBase {
   cuda::CausalConv conv_;
   cuda::RecurrentKernels recurrence_;
   std::optional<cuda::RecurrentDecode> decode_;
-  std::optional<LinearChunks> chunks_;
+  std::optional<cuda::ChunkPrefill> chunks_;
   cuda::RecurrenceParams params_;  // each pass and each layer add theirs
   std::vector<StateLayerView> layers_;
   Buffers buffers_;
@@ -134,8 +134,8 @@ CudaLinear::CudaLinear(std::string_view name, const BackendContext& context)
   if (convolves()) {
     conv_ = cuda::CausalConv(cuda::causal_conv_variants(spec().linear.conv_width, sm), store);
   }
-  if (LinearChunks::serves(spec(), device_info())) {
-    chunks_.emplace(spec(), device_info(), store);
+  if (computes_chunks(spec(), device_info())) {
+    chunks_.emplace(chunk_setup(spec(), device_info()), store);
   }
   for (int32_t i = 0; i < states()->spec().layers; ++i) {
     layers_.push_back(states()->layer(i));
@@ -156,8 +156,8 @@ void CudaLinear::check_batch(const BatchView& batch) const {
 void CudaLinear::plan_batch(const BatchView& batch, gpu::Launcher launcher) {
   const int32_t hint = batch.hints.max_q_len;
   one_token_ = batch.mode == ForwardMode::decode || hint == 1;
-  chunked_ = chunks_ && !one_token_ && (hint == 0 || hint >= LinearChunks::kMinTokens) &&
-             batch.tokens >= LinearChunks::kMinTokens;
+  chunked_ = chunks_ && !one_token_ && (hint == 0 || hint >= kMinChunkedTokens) &&
+             batch.tokens >= kMinChunkedTokens;
   const bool snapshots = !batch.linear.snapshot_slots.empty();
   cuda::LinearPlanParams plan{};
   plan.plan.spans = buffers_.spans;
@@ -170,7 +170,7 @@ void CudaLinear::plan_batch(const BatchView& batch, gpu::Launcher launcher) {
   plan.snapshot_slots = batch.linear.snapshot_slots.data();
   plan.slots = states()->slots();
   plan.tokens = batch.tokens;
-  plan.min_chunked = chunked_ ? LinearChunks::kMinTokens : 0;
+  plan.min_chunked = chunked_ ? kMinChunkedTokens : 0;
   planner_.run(plan, batch.requests, launcher);
   params_.plan = plan.plan;
   if (chunked_) chunks_->plan(chunked_batch(), buffers_.chunked, launcher);
@@ -211,8 +211,8 @@ void CudaLinear::run_layer(const LayerTensors& tensors, gpu::Launcher launcher) 
     recurrence_.run(params_, batch().requests, one_token_, launcher);
   }
   if (chunked_) {
-    chunks_->run(chunked_batch(), params_, reinterpret_cast<const uint16_t*>(buffers_.convolved),
-                 buffers_.chunked, launcher);
+    const auto* const convolved = reinterpret_cast<const uint16_t*>(buffers_.convolved);
+    chunks_->run(chunked_batch(), chunk_tensors(params_, convolved), buffers_.chunked, launcher);
   }
 }
 
@@ -242,7 +242,9 @@ std::vector<gpu::KernelVariant> cuda_linear_variants(const AttentionSpec& spec,
   }
   needed.push_back(cuda::linear_plan_variant(sm));
   if (spec.linear.conv_width > 0) add(cuda::causal_conv_variants(spec.linear.conv_width, sm));
-  if (LinearChunks::serves(spec, device)) add(LinearChunks::variants(spec, device));
+  if (computes_chunks(spec, device)) {
+    add(cuda::ChunkPrefill::variants(chunk_setup(spec, device)));
+  }
   return needed;
 }
 

@@ -10,7 +10,7 @@
 namespace fovea::kernels::cuda {
 
 constexpr int kTriangle = 16;  // rows of a diagonal block
-constexpr int kTriangles = kGdnChunk / kTriangle;
+constexpr int kTriangles = kChunkTokens / kTriangle;
 constexpr int kPaddedTriangle = kTriangle + 4;  // so that columns begin in different banks
 
 using Triangle = float[kTriangle][kPaddedTriangle];  // by columns

@@ -3,20 +3,19 @@
 // through the chunks of a request.
 #pragma once
 
-#include "kernels/cuda/common/gdn_params.h"
+#include "kernels/cuda/common/chunk_params.h"
 #include "kernels/cuda/common/hopper.cuh"
 #include "kernels/cuda/common/release.cuh"
 #include "kernels/cuda/common/wgmma.cuh"
 
 namespace fovea::kernels::cuda {
 
-constexpr int kBoxes = kGdnDim / kGdnBoxWidth;  // boxes side by side of a head's keys
-constexpr int kBlockValues = 64;                // rows of a state that a block has
-constexpr int kWarps = 4;                       // warps of a warpgroup
+constexpr int kBoxes = kKeyDim / kBoxWidth;  // boxes side by side of a head's keys
+constexpr int kWarps = 4;                    // warps of a warpgroup
 
-using Tile = uint16_t[kGdnChunk][kGdnBoxWidth];
+using Tile = uint16_t[kChunkTokens][kBoxWidth];
 // Outputs of a chunk, rows of tokens with padding, so that rows begin in different banks.
-using OutputTile = float[kGdnChunk][kBlockValues + 8];
+using OutputTile = float[kChunkTokens][kBlockValues + 8];
 
 // A thread of a warpgroup, and its place in matrices of 64 rows, 16 a warp.
 struct Place {
@@ -82,10 +81,10 @@ __device__ __forceinline__ void store_rounded(Tile* tiles, const uint32_t (&roun
 // Sets the rows of a tile from `first` on to 0. A warpgroup calls this for all the tiles of a
 // stage, and then finish_clearing().
 __device__ __forceinline__ void clear_rows_from(Tile& tile, int first) {
-  constexpr int kRowChunks = kGdnBoxWidth / 8;
+  constexpr int kRowChunks = kBoxWidth / 8;
   const Place place;
   auto* const chunks = reinterpret_cast<uint4*>(tile);
-  for (int i = first * kRowChunks + place.thread; i < kGdnChunk * kRowChunks;
+  for (int i = first * kRowChunks + place.thread; i < kChunkTokens * kRowChunks;
        i += kWarpgroupThreads) {
     chunks[i] = {};
   }
@@ -94,24 +93,18 @@ __device__ __forceinline__ void finish_clearing() {
   fence_async_proxy();
   named_barrier_wait(1, kWarpgroupThreads);
 }
-
-// state += kept keys
-template <Type kType>
-__device__ __forceinline__ void add_keys(float (&state)[64], const uint32_t (&kept)[16],
-                                         const Tile (&keys)[kBoxes]) {
-  const uint64_t columns = columns_descriptor(shared_address(keys[0]), sizeof(Tile));
-#pragma unroll
-  for (int step = 0; step < kGdnChunk / 16; ++step) {
-    Product<kGdnDim>::template run<kType, true>(state, kept + 4 * step,
-                                                moved(columns, step * 16 * 128), true);
-  }
+// Keys and values of tokens beyond a request belong to others.
+__device__ __forceinline__ void clear_rows_from(Tile (&keys)[kBoxes], Tile& values, int first) {
+  for (Tile& tile : keys) clear_rows_from(tile, first);
+  clear_rows_from(values, first);
+  finish_clearing();
 }
 
 // Loads values in the layout of sums: two of neighbouring tokens a register.
 __device__ __forceinline__ void load_values(uint32_t (&values)[16], const Tile& v) {
   const Place place;
 #pragma unroll
-  for (int step = 0; step < kGdnChunk / 16; ++step) {
+  for (int step = 0; step < kChunkTokens / 16; ++step) {
     uint32_t r[4];
     load_matrices_transposed(r, swizzled(v, step * 16 + place.lane / 16 * 8 + place.lane % 8,
                                          place.warp * 2 + place.lane / 8 % 2));
@@ -146,7 +139,7 @@ __device__ __forceinline__ void store_outputs(const float (&out)[32], OutputTile
 }
 
 // Returns the offset of element i of a thread's rows of a state from the first one.
-__device__ __forceinline__ int state_offset(int i) { return i % 4 / 2 * 8 * kGdnDim + i / 4 * 8; }
+__device__ __forceinline__ int state_offset(int i) { return i % 4 / 2 * 8 * kKeyDim + i / 4 * 8; }
 
 // Loads the thread's elements of a state from the one at `first` of the pool on.
 __device__ __forceinline__ void load_state(float (&state)[64], const void* pool, StateType type,

@@ -3,39 +3,39 @@
 // Chunks begin at a request's first token, so that they do not depend on other requests.
 #pragma once
 
-#include "kernels/cuda/common/gdn_params.h"
+#include "kernels/cuda/common/chunk_params.h"
 #include "kernels/cuda/common/overlap.cuh"
 #include "kernels/cuda/common/scan.cuh"
 
 namespace fovea::kernels::cuda {
 
 template <int kThreads>
-struct GdnPlanConfig {
-  using Params = GdnPlanParams;
+struct ChunkPlanConfig {
+  using Params = ChunkPlanParams;
   using SharedMemory = ScanMemory<int>;
   static constexpr int kBlocksPerSm = 1;
-  static constexpr KernelTraits kTraits = {kThreads, sizeof(SharedMemory), 0, kGdnChunk};
+  static constexpr KernelTraits kTraits = {kThreads, sizeof(SharedMemory), 0, kChunkTokens};
 
   __device__ static void run(const Params& params) {
     extern __shared__ __align__(16) char dynamic_shared[];
     auto& shared = *reinterpret_cast<SharedMemory*>(dynamic_shared);
     wait_and_allow_next();
-    GdnCounts end = {};  // sums of earlier rounds
+    ChunkCounts end = {};  // sums of earlier rounds
     for (int first = 0; first < params.requests; first += kThreads) {
       const int request = first + static_cast<int>(threadIdx.x);
       StateSpan span = {};
       if (request < params.requests) span = params.spans[request];
       const int tokens = span.in_chunks ? span.end - span.begin : 0;
-      const int own = (tokens + kGdnChunk - 1) / kGdnChunk;
-      GdnCounts sums;
+      const int own = (tokens + kChunkTokens - 1) / kChunkTokens;
+      ChunkCounts sums;
       const int at = end.chunks + exclusive_scan(own, sums.chunks, shared);
       const int walk = end.walks + exclusive_scan(own > 0 ? 1 : 0, sums.walks, shared);
       if (own > 0 && walk < params.max_walks) {
         params.plan.walks[walk] = {request, at, min(own, max(params.max_chunks - at, 0))};
       }
       for (int i = 0; i < own && at + i < params.max_chunks; ++i) {
-        const int token = i * kGdnChunk;
-        params.plan.chunks[at + i] = {span.begin + token, min(kGdnChunk, tokens - token)};
+        const int token = i * kChunkTokens;
+        params.plan.chunks[at + i] = {span.begin + token, min(kChunkTokens, tokens - token)};
       }
       end = {end.chunks + sums.chunks, end.walks + sums.walks};
     }
@@ -46,6 +46,6 @@ struct GdnPlanConfig {
 };
 
 template <int kThreads>
-using Config = GdnPlanConfig<kThreads>;
+using Config = ChunkPlanConfig<kThreads>;
 
 }  // namespace fovea::kernels::cuda

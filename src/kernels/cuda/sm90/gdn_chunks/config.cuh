@@ -2,6 +2,7 @@
 // Shared memory of a block: one chunk of one key head, and the terms of one of its value heads.
 #pragma once
 
+#include "kernels/cuda/common/gdn_params.h"
 #include "kernels/cuda/common/overlap.cuh"
 #include "kernels/cuda/common/scan.cuh"
 #include "kernels/cuda/sm90/chunk_common/solve.cuh"
@@ -14,19 +15,19 @@ struct ChunkMemory {
   GdnTerms terms;
   Tile solve_low;  // terms.solve is rounded; the remainders
   Triangle triangles[kTriangles];
-  float log_decays[kGdnMaxShare][kGdnChunk], gates[kGdnMaxShare][kGdnChunk];  // as loaded
-  float betas[kGdnMaxShare][kGdnChunk];
+  float log_decays[kGdnMaxShare][kChunkTokens], gates[kGdnMaxShare][kChunkTokens];  // as loaded
+  float betas[kGdnMaxShare][kChunkTokens];
   // log2 of the product of decays up to each token; plus and minus log2 of the key's factor.
-  float decays[kGdnMaxShare][kGdnChunk], rows[kGdnMaxShare][kGdnChunk],
-      columns[kGdnMaxShare][kGdnChunk];
-  float k_scale[kGdnChunk], q_scale[kGdnChunk];
+  float decays[kGdnMaxShare][kChunkTokens], rows[kGdnMaxShare][kChunkTokens],
+      columns[kGdnMaxShare][kChunkTokens];
+  float k_scale[kChunkTokens], q_scale[kChunkTokens];
   int chunks;  // chunks of the batch
   TransactionBarrier full;
 };
 
 // A chunk and one key head of it.
 struct Task {
-  GdnChunk chunk;
+  ChunkSpan chunk;
   int number, key_head;
 
   // `chunks` counts the chunks of the batch.

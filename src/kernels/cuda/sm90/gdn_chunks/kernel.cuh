@@ -17,17 +17,17 @@ struct GdnChunksConfig {
   using Params = GdnPrefillParams;
   using SharedMemory = ChunkMemory;
   static constexpr int kBlocksPerSm = 3;
-  static constexpr KernelTraits kTraits = {kWarpgroupThreads, sizeof(SharedMemory), kGdnChunk,
-                                           kGdnChunk};
+  static constexpr KernelTraits kTraits = {kWarpgroupThreads, sizeof(SharedMemory), kChunkTokens,
+                                           kChunkTokens};
   static_assert((sizeof(SharedMemory) + 1024) * kBlocksPerSm <= kMaxSharedBytes + 1024);
 
   // Multiplies the rows of `a` with those of k.
   __device__ __forceinline__ static void multiply(float (&sums)[32], Tile (&a)[kBoxes],
                                                   Tile (&k)[kBoxes]) {
 #pragma unroll
-    for (int step = 0; step < kGdnDim / 16; ++step) {
+    for (int step = 0; step < kKeyDim / 16; ++step) {
       const int offset = step % 4 * 32;
-      Product<kGdnChunk>::template run<kType, false>(
+      Product<kChunkTokens>::template run<kType, false>(
           sums, moved(rows_descriptor(shared_address(a[step / 4])), offset),
           moved(rows_descriptor(shared_address(k[step / 4])), offset), step > 0);
     }
@@ -69,8 +69,8 @@ struct GdnChunksConfig {
 
   __device__ static void set_factors(SharedMemory& shared, int head) {
     const int token = static_cast<int>(threadIdx.x);
-    if (token >= kGdnChunk) return;
-    const float last = shared.decays[head][kGdnChunk - 1];
+    if (token >= kChunkTokens) return;
+    const float last = shared.decays[head][kChunkTokens - 1];
     const float recall = exp2_fast(shared.rows[head][token]);
     float* const factors = &shared.terms.recall_keep[token / 2][token % 2];
     factors[0] = recall;
@@ -121,7 +121,7 @@ struct GdnChunksConfig {
     __syncthreads();
     sum_gates(shared, task.chunk.tokens, share);
     shared.full.wait(phase);
-    if (task.chunk.tokens < kGdnChunk) clear_rows_from(shared, task.chunk.tokens);
+    if (task.chunk.tokens < kChunkTokens) clear_rows_from(shared, task.chunk.tokens);
 
     float keys[32], queries[32];
     products_begin();

@@ -18,19 +18,19 @@ __device__ __forceinline__ void request(const GdnPrefillParams& params, ChunkMem
     shared.full.arrive_expecting(sizeof(shared.k) + sizeof(shared.q));
 #pragma unroll
     for (int box = 0; box < kBoxes; ++box) {
-      const int column = task.key_head * kGdnDim + box * kGdnBoxWidth;
+      const int column = task.key_head * kKeyDim + box * kBoxWidth;
       load_box(shared.k[box], params.k, shared.full, column, task.chunk.begin);
       load_box(shared.q[box], params.q, shared.full, column, task.chunk.begin);
     }
   }
   const int share = params.value_heads / params.key_heads;
-  for (int i = static_cast<int>(threadIdx.x); i < share * kGdnChunk; i += kWarpgroupThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < share * kChunkTokens; i += kWarpgroupThreads) {
     const int token = i / share, head = i % share;
     if (token >= task.chunk.tokens) break;
     const int64_t at = static_cast<int64_t>(task.chunk.begin + token) * params.value_heads +
                        task.key_head * share + head;
     copy_word_async(&shared.log_decays[head][token], params.log_decay + at, 4);
-    copy_word_async(&shared.gates[head][token], params.beta + at, 4);
+    copy_word_async(&shared.gates[head][token], params.strength + at, 4);
   }
   commit_copies();
 }
@@ -55,12 +55,12 @@ __device__ __forceinline__ void sum_gates(ChunkMemory& shared, int tokens, int s
 
 // Keys and queries of tokens beyond the chunk belong to others; their rows become 0.
 __device__ __forceinline__ void clear_rows_from(ChunkMemory& shared, int tokens) {
-  constexpr int kRowChunks = kGdnBoxWidth / 8;
+  constexpr int kRowChunks = kBoxWidth / 8;
   auto* const tiles = reinterpret_cast<uint4*>(shared.k);  // q follows
   for (int tile = 0; tile < 2 * kBoxes; ++tile) {
-    for (int i = tokens * kRowChunks + static_cast<int>(threadIdx.x); i < kGdnChunk * kRowChunks;
+    for (int i = tokens * kRowChunks + static_cast<int>(threadIdx.x); i < kChunkTokens * kRowChunks;
          i += kWarpgroupThreads) {
-      tiles[tile * kGdnChunk * kRowChunks + i] = {};
+      tiles[tile * kChunkTokens * kRowChunks + i] = {};
     }
   }
   fence_async_proxy();
@@ -69,8 +69,8 @@ __device__ __forceinline__ void clear_rows_from(ChunkMemory& shared, int tokens)
 
 // Finds the factors of keys (the first 64 threads) and queries.
 __device__ __forceinline__ void find_norms(const GdnPrefillParams& params, ChunkMemory& shared) {
-  const int row = static_cast<int>(threadIdx.x) % kGdnChunk;
-  const bool is_key = threadIdx.x < kGdnChunk;
+  const int row = static_cast<int>(threadIdx.x) % kChunkTokens;
+  const bool is_key = threadIdx.x < kChunkTokens;
   float factor = 1;
   if (params.l2_normalise) {
     float squares = kNormEpsilon;
@@ -78,7 +78,7 @@ __device__ __forceinline__ void find_norms(const GdnPrefillParams& params, Chunk
     for (int box = 0; box < kBoxes; ++box) {
       Tile& tile = is_key ? shared.k[box] : shared.q[box];
 #pragma unroll
-      for (int i = 0; i < kGdnBoxWidth / 8; ++i) {
+      for (int i = 0; i < kBoxWidth / 8; ++i) {
         const uint4 values = *reinterpret_cast<const uint4*>(swizzled(tile, row, i));
         const uint32_t words[4] = {values.x, values.y, values.z, values.w};
 #pragma unroll
@@ -95,8 +95,8 @@ __device__ __forceinline__ void find_norms(const GdnPrefillParams& params, Chunk
 
 // Joins decays and factors of keys, so that one power serves both.
 __device__ __forceinline__ void set_exponents(ChunkMemory& shared, int share) {
-  for (int i = static_cast<int>(threadIdx.x); i < share * kGdnChunk; i += kWarpgroupThreads) {
-    const int head = i / kGdnChunk, token = i % kGdnChunk;
+  for (int i = static_cast<int>(threadIdx.x); i < share * kChunkTokens; i += kWarpgroupThreads) {
+    const int head = i / kChunkTokens, token = i % kChunkTokens;
     const float key = __log2f(shared.k_scale[token]), decay = shared.decays[head][token];
     shared.rows[head][token] = decay + key;
     shared.columns[head][token] = decay - key;

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Takes the states of a gated delta net through the chunks of each request, by the terms that
-// sm90/gdn_chunks has prepared. A task is 64 of a value head's values of one request, because rows
-// of a state do not depend on each other; a block takes every gridDim.x-th one. The chain of states
-// is what takes time, so outputs, which nothing in the chain needs, are left to another warpgroup.
+// sm90/gdn_chunks has prepared. The chain of states is what takes time, so outputs, which nothing
+// in the chain needs, are left to another warpgroup.
 //
 //   warpgroup 0    states   | S0 -> S1    | S1 -> S2    | ...
 //   warpgroup 1    outputs      | O0          | O1          | ...
@@ -24,7 +23,7 @@ struct GdnStatesConfig {
   using SharedMemory = WalkMemory;
   static constexpr int kBlocksPerSm = 1;
   static constexpr KernelTraits kTraits = {3 * kWarpgroupThreads, sizeof(SharedMemory),
-                                           kBlockValues, kGdnChunk};
+                                           kBlockValues, kChunkTokens};
   static_assert(sizeof(SharedMemory) <= kMaxSharedBytes);
 
   __device__ static void run(const Params& params) {

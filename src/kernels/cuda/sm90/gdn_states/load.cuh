@@ -15,19 +15,17 @@ __device__ __forceinline__ void load_chunks(const GdnPrefillParams& params, Walk
     TransactionBarrier& full = shared.full[ring.stage];
     shared.empty[ring.stage].wait(ring.phase ^ 1);
     full.arrive_expecting(sizeof(Stage));
-    const int token = walk.begin + n * kGdnChunk;
-    const int key = walk.key_head * kGdnDim;
+    const int token = walk.begin + n * kChunkTokens;
+    const int key = walk.key_head * kKeyDim;
 #pragma unroll
     for (int box = 0; box < kBoxes; ++box) {
-      load_box(stage.k[box], params.k, full, key + box * kGdnBoxWidth, token);
+      load_box(stage.k[box], params.k, full, key + box * kBoxWidth, token);
     }
-    load_box(stage.v, params.v, full, walk.head * kGdnDim + walk.first_value, token);
-    const int64_t terms =
-        static_cast<int64_t>(walk.first_chunk + n) * params.value_heads + walk.head;
-    load_bytes(&stage.terms, params.terms + terms, sizeof(GdnTerms), full);
+    load_box(stage.v, params.v, full, walk.value, token);
+    load_bytes(&stage.terms, params.terms + walk.term(params, n), sizeof(GdnTerms), full);
 #pragma unroll
     for (int box = 0; box < kBoxes; ++box) {
-      load_box(stage.q[box], params.q, full, key + box * kGdnBoxWidth, token);
+      load_box(stage.q[box], params.q, full, key + box * kBoxWidth, token);
     }
   }
 }

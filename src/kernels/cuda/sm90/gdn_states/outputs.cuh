@@ -23,10 +23,7 @@ class OutputWalk {
       float out[32];
       shared_.state.full.wait(turn_);
       products_begin();
-#pragma unroll
-      for (int step = 0; step < kGdnDim / 16; ++step) {
-        multiply(out, stage.q[step / 4], shared_.state.rows[step / 4], step % 4, step > 0);
-      }
+      multiply_rows<kType>(out, stage.q, shared_.state.rows);
       products_commit();
       products_wait<0>();
       products_landed(out);
@@ -36,35 +33,21 @@ class OutputWalk {
       shared_.values.full.wait(turn_);
       products_begin();
 #pragma unroll
-      for (int step = 0; step < kGdnChunk / 16; ++step) {
-        multiply(out, stage.terms.scores, shared_.values.rows, step, true);
+      for (int step = 0; step < kChunkTokens / 16; ++step) {
+        multiply_rows<kType>(out, stage.terms.scores, shared_.values.rows, step, true);
       }
       products_commit();
       products_wait<0>();
       products_landed(out);
       release(shared_.values.empty);
       release(shared_.empty[ring_.stage]);
-      store(out, walk, n * kGdnChunk);
+      const int first = n * kChunkTokens;
+      store_outputs(out, shared_.out, walk.out(params_, first), params_.out_token_stride,
+                    walk.tokens - first);
     }
   }
 
  private:
-  // to = a b^T for 16 of the summed columns, or added to it.
-  __device__ __forceinline__ static void multiply(float (&to)[32], const Tile& a, const Tile& b,
-                                                  int step, bool add) {
-    Product<kBlockValues>::template run<kType, false>(
-        to, moved(rows_descriptor(shared_address(a)), step * 32),
-        moved(rows_descriptor(shared_address(b)), step * 32), add);
-  }
-
-  // Stores the outputs of a chunk whose first token is `first` of the request: each warp its 16
-  // tokens, through shared memory, so that a store fills whole lines.
-  __device__ __forceinline__ void store(const float (&out)[32], const Walk& walk, int first) const {
-    float* const to = params_.out + (walk.begin + first) * params_.out_token_stride +
-                      walk.head * kGdnDim + walk.first_value;
-    store_outputs(out, shared_.out, to, params_.out_token_stride, walk.tokens - first);
-  }
-
   const GdnPrefillParams& params_;
   WalkMemory& shared_;
   Ring<kStages> ring_;

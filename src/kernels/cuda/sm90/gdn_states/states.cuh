@@ -20,15 +20,15 @@ class StateWalk {
 
   __device__ __forceinline__ void run(const Walk& walk) {
     float state[64] = {};
-    if (!walk.from_zero) load_state(state, params_.state, params_.state_type, first_of(walk));
+    if (!walk.from_zero) load_state(state, params_.state, params_.state_type, walk.state(params_));
     uint32_t rounded[32];
     round<kType>(rounded, state);
 #pragma unroll 1
     for (int n = 0; n < walk.chunks; ++n, ring_.advance(), turn_ ^= 1) {
       Stage& stage = shared_.stages[ring_.stage];
       shared_.full[ring_.stage].wait(ring_.phase);
-      const int tokens = walk.tokens - n * kGdnChunk;
-      if (tokens < kGdnChunk) clear_rows_from(stage, tokens);
+      const int tokens = walk.tokens - n * kChunkTokens;
+      if (tokens < kChunkTokens) clear_rows_from(stage.k, stage.v, tokens);
       uint32_t values[16];
       load_values(values, stage.v);
       float4 factors[8];  // recall and keep of two tokens each
@@ -37,7 +37,7 @@ class StateWalk {
 
       float sums[32];
       products_begin();
-      multiply_state(sums, rounded, stage.k);
+      multiply_state<kType>(sums, rounded, stage.k);
       products_commit();
       shared_.state.empty.wait(turn_ ^ 1);
       store_rounded(shared_.state.rows, rounded);
@@ -46,7 +46,7 @@ class StateWalk {
       uint32_t left[16];
       subtract(left, values, sums, factors);
       products_begin();
-      multiply_tokens(sums, left, stage.terms.solve);
+      multiply_tokens<kType>(sums, left, stage.terms.solve);
       products_commit();
       shared_.state.hand_over();
 #pragma unroll
@@ -70,34 +70,10 @@ class StateWalk {
       round<kType>(rounded, state);
       release(shared_.empty[ring_.stage]);
     }
-    store_state(state, params_.state, params_.state_type, first_of(walk));
+    store_state(state, params_.state, params_.state_type, walk.state(params_));
   }
 
  private:
-  // to = S keys^T
-  __device__ __forceinline__ static void multiply_state(float (&to)[32],
-                                                        const uint32_t (&state)[32],
-                                                        const Tile (&keys)[kBoxes]) {
-#pragma unroll
-    for (int step = 0; step < kGdnDim / 16; ++step) {
-      Product<kGdnChunk>::template run<kType, false>(
-          to, state + 4 * step,
-          moved(rows_descriptor(shared_address(keys[step / 4])), step % 4 * 32), step > 0);
-    }
-  }
-
-  // to = left matrix^T
-  __device__ __forceinline__ static void multiply_tokens(float (&to)[32],
-                                                         const uint32_t (&left)[16],
-                                                         const Tile& matrix) {
-    const uint64_t rows = rows_descriptor(shared_address(matrix));
-#pragma unroll
-    for (int step = 0; step < kGdnChunk / 16; ++step) {
-      Product<kGdnChunk>::template run<kType, false>(to, left + 4 * step, moved(rows, step * 32),
-                                                     step > 0);
-    }
-  }
-
   // Loads the factors of the tokens in this thread's columns.
   __device__ __forceinline__ static void load_factors(float4 (&factors)[8], const GdnTerms& terms) {
     const Place place;
@@ -119,21 +95,6 @@ class StateWalk {
       left[i] =
           pack<kType>(fmaf(-factor.x, sums[2 * i], v.x), fmaf(-factor.y, sums[2 * i + 1], v.y));
     }
-  }
-
-  // Keys and values of tokens beyond the request belong to others; their rows become 0.
-  __device__ __forceinline__ static void clear_rows_from(Stage& stage, int tokens) {
-    for (Tile& keys : stage.k) cuda::clear_rows_from(keys, tokens);
-    cuda::clear_rows_from(stage.v, tokens);
-    finish_clearing();
-  }
-
-  // Returns the index of the thread's first element of the state in the pool.
-  __device__ __forceinline__ int64_t first_of(const Walk& walk) const {
-    const Place place;
-    return walk.slot * params_.state_slot_stride +
-           (static_cast<int64_t>(walk.head) * kGdnDim + walk.first_value + place.row) * kGdnDim +
-           place.column;
   }
 
   const GdnPrefillParams& params_;

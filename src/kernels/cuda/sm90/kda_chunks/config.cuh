@@ -10,14 +10,14 @@ namespace fovea::kernels::cuda {
 
 // A lane has rows of two tokens, row and row + 8 of its warp's 16, and 8 neighbouring columns of
 // each 32. These are the operands of two products over 16 columns: words 0 and 1, then 2 and 3.
-constexpr int kGroups = kGdnDim / 32;
+constexpr int kGroups = kKeyDim / 32;
 
 // Rows of a warp's 16 tokens as its lanes have them: [group][half][lane].
 using LaneRows = uint4[kGroups][2][32];
 
 // Decays of columns before and after each warp's tokens.
 struct ColumnDecays {
-  float before[kTriangles][kGdnDim], after[kTriangles][kGdnDim];
+  float before[kTriangles][kKeyDim], after[kTriangles][kKeyDim];
 };
 
 struct ChunkMemory {
@@ -28,21 +28,21 @@ struct ChunkMemory {
   // keys times the decays to their end. A lane reads what the lane of the same number has stored.
   LaneRows keys[kTriangles], queries[kTriangles];
   union {
-    float sums[kTriangles][kGdnDim];  // log decays of a warp's tokens, until `decays` is there
+    float sums[kTriangles][kKeyDim];  // log decays of a warp's tokens, until `decays` is there
     LaneRows earlier[kTriangles - 1];
   };
   union {
     ColumnDecays decays;  // until all warps have multiplied their own tokens
     Triangle triangles[kTriangles];
   };
-  uint16_t across[kTriangles - 2][kGdnDim];  // decays of the tokens of warps 1 and 2 in f16
-  float betas[kGdnChunk];
-  float key_factors[kGdnChunk], query_factors[kGdnChunk];  // norms that operands lack
+  uint16_t across[kTriangles - 2][kKeyDim];  // decays of the tokens of warps 1 and 2 in f16
+  float betas[kChunkTokens];
+  float key_factors[kChunkTokens], query_factors[kChunkTokens];  // norms that operands lack
 };
 
 // A chunk and one value head of it. Heads of a chunk follow one another, as in memory.
 struct Task {
-  GdnChunk chunk;
+  ChunkSpan chunk;
   int head;
 
   __device__ __forceinline__ Task(const KdaPrefillParams& params, int task)

@@ -15,8 +15,8 @@ struct KdaChunksConfig {
   using Params = KdaPrefillParams;
   using SharedMemory = ChunkMemory;
   static constexpr int kBlocksPerSm = 3;
-  static constexpr KernelTraits kTraits = {kWarpgroupThreads, sizeof(SharedMemory), kGdnChunk,
-                                           kGdnChunk};
+  static constexpr KernelTraits kTraits = {kWarpgroupThreads, sizeof(SharedMemory), kChunkTokens,
+                                           kChunkTokens};
   static_assert((sizeof(SharedMemory) + 1024) * kBlocksPerSm <= kMaxSharedBytes + 1024);
 
   __device__ static void run(const Params& params) {
@@ -50,10 +50,10 @@ struct KdaChunksConfig {
     const int key_head = task.head / (params.value_heads / params.key_heads);
     const auto begin = static_cast<int64_t>(task.chunk.begin);
     request_rows(shared.keys[place.warp],
-                 params.k + begin * params.k_token_stride + key_head * kGdnDim,
+                 params.k + begin * params.k_token_stride + key_head * kKeyDim,
                  params.k_token_stride, task.chunk.tokens);
     request_rows(shared.queries[place.warp],
-                 params.q + begin * params.q_token_stride + key_head * kGdnDim,
+                 params.q + begin * params.q_token_stride + key_head * kKeyDim,
                  params.q_token_stride, task.chunk.tokens);
     commit_copies();
   }
@@ -65,15 +65,15 @@ struct KdaChunksConfig {
                                                   RequestNext request_next) {
     const auto begin = static_cast<int64_t>(task.chunk.begin);
     const int count = task.chunk.tokens;
-    const int stride = params.value_heads * kGdnDim;
-    const float* const log_decay = params.log_decay + begin * stride + task.head * kGdnDim;
+    const int stride = params.value_heads * kKeyDim;
+    const float* const log_decay = params.log_decay + begin * stride + task.head * kKeyDim;
     if (threadIdx.x == 0) wait_stores_read();
     __syncthreads();  // the last task's memory may be written
     sum_decays(shared, log_decay, stride, count);
-    if (threadIdx.x < kGdnChunk) {
+    if (threadIdx.x < kChunkTokens) {
       const int token = static_cast<int>(threadIdx.x);
       shared.betas[token] =
-          token < count ? params.beta[(begin + token) * params.value_heads + task.head] : 0;
+          token < count ? params.strength[(begin + token) * params.value_heads + task.head] : 0;
     }
     wait_copies<0>();  // lanes read what they have copied themselves
     const RowScales scales(shared, params.l2_normalise, params.scale);

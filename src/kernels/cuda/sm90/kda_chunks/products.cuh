@@ -44,7 +44,7 @@ struct RowScales {
 
  private:
   __device__ __forceinline__ void set(float (&scales)[2], const LaneRows& rows, float scale,
-                                      float (&factors)[kGdnChunk]) {
+                                      float (&factors)[kChunkTokens]) {
     const PlaceAnew place;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -66,7 +66,7 @@ __device__ __forceinline__ uint32_t packed(float2 a) {
 struct Factors {
   float2 pairs[4];
 
-  __device__ __forceinline__ Factors(const float (&row)[kGdnDim], int column) {
+  __device__ __forceinline__ Factors(const float (&row)[kKeyDim], int column) {
     const float4 low = *reinterpret_cast<const float4*>(&row[column]);
     const float4 high = *reinterpret_cast<const float4*>(&row[column + 4]);
     pairs[0] = {low.x, low.y};

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Takes the states of KDA through the chunks of each request, by the terms that sm90/kda_chunks has
-// prepared, as sm90/gdn_states does for gated delta net. A task is 64 of a value head's values of
-// one request, because rows of a state do not depend on each other; a block takes every
-// gridDim.x-th one.
+// prepared, as sm90/gdn_states does for gated delta net.
 //
 //   warpgroup 0    states   | S0 -> S1    | S1 -> S2    | ...
 //   warpgroup 1    outputs      | O0          | O1          | ...
@@ -25,7 +23,7 @@ struct KdaStatesConfig {
   using SharedMemory = WalkMemory;
   static constexpr int kBlocksPerSm = 1;
   static constexpr KernelTraits kTraits = {3 * kWarpgroupThreads, sizeof(SharedMemory),
-                                           kBlockValues, kGdnChunk};
+                                           kBlockValues, kChunkTokens};
   static_assert(sizeof(SharedMemory) <= kMaxSharedBytes);
 
   __device__ static void run(const Params& params) {

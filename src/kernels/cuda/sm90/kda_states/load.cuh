@@ -15,9 +15,8 @@ __device__ __forceinline__ void load_keys(const KdaPrefillParams& params, WalkMe
     TransactionBarrier& full = shared.keys_full[ring.stage];
     shared.keys_empty[ring.stage].wait(ring.phase ^ 1);
     full.arrive_expecting(kKeyBytes + sizeof(Tile));
-    load_bytes(&stage.terms, &walk.terms(params, n).keys, kKeyBytes, full);
-    load_box(stage.v, params.v, full, walk.head * kGdnDim + walk.first_value,
-             walk.begin + n * kGdnChunk);
+    load_bytes(&stage.terms, &params.terms[walk.term(params, n)].keys, kKeyBytes, full);
+    load_box(stage.v, params.v, full, walk.value, walk.begin + n * kChunkTokens);
   }
 }
 __device__ __forceinline__ void load_queries(const KdaPrefillParams& params, WalkMemory& shared,
@@ -27,8 +26,8 @@ __device__ __forceinline__ void load_queries(const KdaPrefillParams& params, Wal
     TransactionBarrier& full = shared.queries_full[ring.stage];
     shared.queries_empty[ring.stage].wait(ring.phase ^ 1);
     full.arrive_expecting(sizeof(KdaQueryTerms));
-    load_bytes(&shared.queries[ring.stage], &walk.terms(params, n).queries, sizeof(KdaQueryTerms),
-               full);
+    load_bytes(&shared.queries[ring.stage], &params.terms[walk.term(params, n)].queries,
+               sizeof(KdaQueryTerms), full);
   }
 }
 

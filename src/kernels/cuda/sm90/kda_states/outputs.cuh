@@ -21,10 +21,7 @@ class OutputWalk {
       float out[32];
       shared_.state.full.wait(turn_);
       products_begin();
-#pragma unroll
-      for (int step = 0; step < kGdnDim / 16; ++step) {
-        multiply(out, stage.read[step / 4], shared_.state.rows[step / 4], step % 4, step > 0);
-      }
+      multiply_rows<kType>(out, stage.read, shared_.state.rows);
       products_commit();
       products_wait<0>();
       products_landed(out);
@@ -32,27 +29,19 @@ class OutputWalk {
       shared_.values.full.wait(turn_);
       products_begin();
 #pragma unroll
-      for (int step = 0; step < kGdnChunk / 16; ++step) {
-        multiply(out, stage.scores, shared_.values.rows, step, true);
+      for (int step = 0; step < kChunkTokens / 16; ++step) {
+        multiply_rows<kType>(out, stage.scores, shared_.values.rows, step, true);
       }
       products_commit();
       products_wait<0>();
       products_landed(out);
       release(shared_.values.empty);
       release(shared_.queries_empty[ring_.stage]);
-      store(out, walk, n * kGdnChunk);
+      store(out, walk, n * kChunkTokens);
     }
   }
 
  private:
-  // to = a b^T for 16 of the summed columns, or added to it.
-  __device__ __forceinline__ static void multiply(float (&to)[32], const Tile& a, const Tile& b,
-                                                  int step, bool add) {
-    Product<kBlockValues>::template run<kType, false>(
-        to, moved(rows_descriptor(shared_address(a)), step * 32),
-        moved(rows_descriptor(shared_address(b)), step * 32), add);
-  }
-
   // Stores the outputs of a chunk whose first token is `first` of the request: whole sectors of 32
   // bytes, because the rings leave no room for lines.
   __device__ __forceinline__ void store(const float (&out)[32], const Walk& walk, int first) const {
@@ -61,8 +50,7 @@ class OutputWalk {
     for (int half = 0; half < 2; ++half) {
       const int token = first + place.row + 8 * half;
       if (token >= walk.tokens) continue;
-      float* const row = params_.out + (walk.begin + token) * params_.out_token_stride +
-                         walk.head * kGdnDim + walk.first_value + place.column;
+      float* const row = walk.out(params_, token) + place.column;
 #pragma unroll
       for (int j = 0; j < kBlockValues / 8; ++j) {
         *reinterpret_cast<float2*>(row + 8 * j) = {out[4 * j + 2 * half],

@@ -21,15 +21,15 @@ class StateWalk {
 
   __device__ __forceinline__ void run(const Walk& walk) {
     float state[64] = {};
-    if (!walk.from_zero) load_state(state, params_.state, params_.state_type, first_of(walk));
+    if (!walk.from_zero) load_state(state, params_.state, params_.state_type, walk.state(params_));
     uint32_t rounded[32];
     round<kType>(rounded, state);
 #pragma unroll 1
     for (int n = 0; n < walk.chunks; ++n, ring_.advance(), turn_ ^= 1) {
       KeyStage& stage = shared_.keys[ring_.stage];
       shared_.keys_full[ring_.stage].wait(ring_.phase);
-      const int tokens = walk.tokens - n * kGdnChunk;
-      if (tokens < kGdnChunk) {  // the rows beyond are values of others
+      const int tokens = walk.tokens - n * kChunkTokens;
+      if (tokens < kChunkTokens) {  // the rows beyond are values of others
         clear_rows_from(stage.v, tokens);
         finish_clearing();
       }
@@ -37,7 +37,7 @@ class StateWalk {
       load_values(values, stage.v);
       float sums[32];
       products_begin();
-      multiply_state(sums, rounded, stage.terms.recalled);
+      multiply_state<kType>(sums, rounded, stage.terms.recalled);
       products_commit();
       shared_.state.empty.wait(turn_ ^ 1);
       store_rounded(shared_.state.rows, rounded);
@@ -47,8 +47,8 @@ class StateWalk {
       uint32_t rest[16];
       split(values, rest, sums);
       products_begin();
-      multiply_tokens(sums, rest, stage.terms.solve, false);
-      multiply_tokens(sums, values, stage.terms.solve, true);
+      multiply_tokens<kType>(sums, rest, stage.terms.solve);
+      multiply_tokens<kType>(sums, values, stage.terms.solve, true);
       products_commit();
       shared_.state.hand_over();
       decay(state, stage.terms.decays);
@@ -68,34 +68,10 @@ class StateWalk {
       round<kType>(rounded, state);
       release(shared_.keys_empty[ring_.stage]);
     }
-    store_state(state, params_.state, params_.state_type, first_of(walk));
+    store_state(state, params_.state, params_.state_type, walk.state(params_));
   }
 
  private:
-  // to = S keys^T
-  __device__ __forceinline__ static void multiply_state(float (&to)[32],
-                                                        const uint32_t (&state)[32],
-                                                        const Tile (&keys)[kBoxes]) {
-#pragma unroll
-    for (int step = 0; step < kGdnDim / 16; ++step) {
-      Product<kGdnChunk>::template run<kType, false>(
-          to, state + 4 * step,
-          moved(rows_descriptor(shared_address(keys[step / 4])), step % 4 * 32), step > 0);
-    }
-  }
-
-  // to = left matrix^T, or added to it
-  __device__ __forceinline__ static void multiply_tokens(float (&to)[32],
-                                                         const uint32_t (&left)[16],
-                                                         const Tile& matrix, bool add) {
-    const uint64_t rows = rows_descriptor(shared_address(matrix));
-#pragma unroll
-    for (int step = 0; step < kGdnChunk / 16; ++step) {
-      Product<kGdnChunk>::template run<kType, false>(to, left + 4 * step, moved(rows, step * 32),
-                                                     add || step > 0);
-    }
-  }
-
   // Rounds sums, and what rounding loses of them.
   __device__ __forceinline__ static void split(uint32_t (&rounded)[16], uint32_t (&rest)[16],
                                                const float (&sums)[32]) {
@@ -117,22 +93,14 @@ class StateWalk {
     }
   }
 
-  __device__ __forceinline__ static void decay(float (&state)[64], const float (&decays)[kGdnDim]) {
+  __device__ __forceinline__ static void decay(float (&state)[64], const float (&decays)[kKeyDim]) {
     const Place place;
 #pragma unroll
-    for (int j = 0; j < kGdnDim / 8; ++j) {
+    for (int j = 0; j < kKeyDim / 8; ++j) {
       const float2 pair = *reinterpret_cast<const float2*>(&decays[8 * j + place.column]);
 #pragma unroll
       for (int i = 0; i < 4; ++i) state[4 * j + i] *= i % 2 ? pair.y : pair.x;
     }
-  }
-
-  // Returns the index of the thread's first element of the state in the pool.
-  __device__ __forceinline__ int64_t first_of(const Walk& walk) const {
-    const Place place;
-    return walk.slot * params_.state_slot_stride +
-           (static_cast<int64_t>(walk.head) * kGdnDim + walk.first_value + place.row) * kGdnDim +
-           place.column;
   }
 
   const KdaPrefillParams& params_;

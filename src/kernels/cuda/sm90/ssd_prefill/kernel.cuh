@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Takes states that only decay and add (Mamba2, lightning attention) through the prompts of
-// requests, in chunks of 64 tokens. A task is 64 of a value head's values of one request, because
-// rows of a state do not depend on each other; a block takes every gridDim.x-th one.
+// requests, in chunks of 64 tokens.
 //
 //   warpgroup 0    states   | S0 -> S1    | S1 -> S2    | ...
 //   warpgroup 1    outputs  | Q K^T | O0      | Q K^T | O1      | ...
@@ -24,7 +23,8 @@ struct SsdPrefillConfig {
   using SharedMemory = SsdMemory;
   static constexpr int kBlocksPerSm = 1;
   static constexpr int kThreads = 2 * kWarpgroupThreads + 2 * 32;
-  static constexpr KernelTraits kTraits = {kThreads, sizeof(SharedMemory), kBlockValues, kGdnChunk};
+  static constexpr KernelTraits kTraits = {kThreads, sizeof(SharedMemory), kBlockValues,
+                                           kChunkTokens};
   static_assert(sizeof(SharedMemory) <= kMaxSharedBytes);
 
   __device__ static void run(const Params& params) {
@@ -43,16 +43,16 @@ struct SsdPrefillConfig {
     const int thread = static_cast<int>(threadIdx.x);
     if (thread < kWarpgroupThreads) {
       SsdStates<kType> states(params, shared);
-      for_each_walk(params, [&](const SsdWalk& walk) { states.run(walk); });
+      for_each_walk(params, [&](const Walk& walk) { states.run(walk); });
     } else if (thread < 2 * kWarpgroupThreads) {
       SsdOutputs<kType> outputs(params, shared);
-      for_each_walk(params, [&](const SsdWalk& walk) { outputs.run(walk); });
+      for_each_walk(params, [&](const Walk& walk) { outputs.run(walk); });
     } else if (thread == 2 * kWarpgroupThreads) {
       Ring<kStages> ring;
-      for_each_walk(params, [&](const SsdWalk& walk) { load_chunks(params, shared, walk, ring); });
+      for_each_walk(params, [&](const Walk& walk) { load_chunks(params, shared, walk, ring); });
     } else if (thread >= 2 * kWarpgroupThreads + 32) {
       Ring<kStages> ring;
-      for_each_walk(params, [&](const SsdWalk& walk) { find_factors(params, shared, walk, ring); });
+      for_each_walk(params, [&](const Walk& walk) { find_factors(params, shared, walk, ring); });
     }
   }
 };

@@ -9,23 +9,23 @@ namespace fovea::kernels::cuda {
 
 // One thread. `ring` continues that of the block's last walk.
 __device__ __forceinline__ void load_chunks(const SsdPrefillParams& params, SsdMemory& shared,
-                                            const SsdWalk& walk, Ring<kStages>& ring) {
+                                            const Walk& walk, Ring<kStages>& ring) {
 #pragma unroll 1
   for (int n = 0; n < walk.chunks; ++n, ring.advance()) {
     SsdStage& stage = shared.stages[ring.stage];
     TransactionBarrier& full = shared.full[ring.stage];
     shared.empty[ring.stage].wait(ring.phase ^ 1);
     full.arrive_expecting(sizeof(stage.k) + sizeof(stage.q) + sizeof(stage.v));
-    const int token = walk.begin + n * kGdnChunk;
-    const int key = walk.key_head * kGdnDim;
+    const int token = walk.begin + n * kChunkTokens;
+    const int key = walk.key_head * kKeyDim;
 #pragma unroll
     for (int box = 0; box < kBoxes; ++box) {
-      load_box(stage.k[box], params.k, full, key + box * kGdnBoxWidth, token);
+      load_box(stage.k[box], params.k, full, key + box * kBoxWidth, token);
     }
-    load_box(stage.v, params.v, full, walk.value(params), token);
+    load_box(stage.v, params.v, full, walk.value, token);
 #pragma unroll
     for (int box = 0; box < kBoxes; ++box) {
-      load_box(stage.q[box], params.q, full, key + box * kGdnBoxWidth, token);
+      load_box(stage.q[box], params.q, full, key + box * kBoxWidth, token);
     }
   }
 }
@@ -34,7 +34,7 @@ __device__ __forceinline__ void load_chunks(const SsdPrefillParams& params, SsdM
 struct TwoGates {
   float log_decay[2], strength[2];
 
-  __device__ __forceinline__ void load(const SsdPrefillParams& params, const SsdWalk& walk,
+  __device__ __forceinline__ void load(const SsdPrefillParams& params, const Walk& walk,
                                        int first) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -49,7 +49,7 @@ struct TwoGates {
 
 // One warp; lanes have two tokens each.
 __device__ __forceinline__ void find_factors(const SsdPrefillParams& params, SsdMemory& shared,
-                                             const SsdWalk& walk, Ring<kStages>& ring) {
+                                             const Walk& walk, Ring<kStages>& ring) {
   constexpr float kLog2E = 1.4426950408889634f;
   constexpr float kMinLogDecay = -90;  // acts as 0 in f32; a bound keeps sums finite
   const int token = static_cast<int>(threadIdx.x) % 32 * 2;
@@ -58,7 +58,7 @@ __device__ __forceinline__ void find_factors(const SsdPrefillParams& params, Ssd
 #pragma unroll 1
   for (int n = 0; n < walk.chunks; ++n, ring.advance()) {
     const TwoGates gates = next;
-    next.load(params, walk, (n + 1) * kGdnChunk + token);
+    next.load(params, walk, (n + 1) * kChunkTokens + token);
     const float decay[2] = {fmaxf(gates.log_decay[0], kMinLogDecay) * kLog2E,
                             fmaxf(gates.log_decay[1], kMinLogDecay) * kLog2E};
     const float sum = warp_scan(decay[0] + decay[1]);

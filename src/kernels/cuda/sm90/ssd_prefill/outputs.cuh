@@ -14,7 +14,7 @@ class SsdOutputs {
   __device__ __forceinline__ SsdOutputs(const SsdPrefillParams& params, SsdMemory& shared)
       : params_(params), shared_(shared) {}
 
-  __device__ __forceinline__ void run(const SsdWalk& walk) {
+  __device__ __forceinline__ void run(const Walk& walk) {
     const float skip = params_.skip ? params_.skip[walk.head] : 0;
 #pragma unroll 1
     for (int n = 0; n < walk.chunks; ++n, ring_.advance(), turn_ ^= 1) {
@@ -22,11 +22,11 @@ class SsdOutputs {
       shared_.full[ring_.stage].wait(ring_.phase);
       float sums[32], out[32];
       products_begin();
-      multiply(sums, stage.q, stage.k);
+      multiply_rows<kType>(sums, stage.q, stage.k);
       products_commit();
       shared_.state.full.wait(turn_);
       products_begin();
-      multiply(out, stage.q, shared_.state.rows);
+      multiply_rows<kType>(out, stage.q, shared_.state.rows);
       products_commit();
       products_wait<1>();
       products_landed(sums);
@@ -45,29 +45,19 @@ class SsdOutputs {
       products_wait<0>();
       products_landed(out);
       release(shared_.empty[ring_.stage]);
-      store(out, walk, n * kGdnChunk);
+      const int first = n * kChunkTokens;
+      store_outputs(out, shared_.out, walk.out(params_, first), params_.out_token_stride,
+                    walk.tokens - first);
     }
   }
 
  private:
-  // to = a b^T
-  __device__ __forceinline__ static void multiply(float (&to)[32], const Tile (&a)[kBoxes],
-                                                  const Tile (&b)[kBoxes]) {
-#pragma unroll
-    for (int step = 0; step < kGdnDim / 16; ++step) {
-      const int offset = step % 4 * 32;
-      Product<kBlockValues>::template run<kType, false>(
-          to, moved(rows_descriptor(shared_address(a[step / 4])), offset),
-          moved(rows_descriptor(shared_address(b[step / 4])), offset), step > 0);
-    }
-  }
-
   // to += scores v
   __device__ __forceinline__ static void add_values(float (&to)[32], const uint32_t (&scores)[16],
                                                     const Tile& v) {
     const uint64_t columns = columns_descriptor(shared_address(v), sizeof(Tile));
 #pragma unroll
-    for (int step = 0; step < kGdnChunk / 16; ++step) {
+    for (int step = 0; step < kChunkTokens / 16; ++step) {
       Product<kBlockValues>::template run<kType, true>(to, scores + 4 * step,
                                                        moved(columns, step * 16 * 128), true);
     }
@@ -86,15 +76,6 @@ class SsdOutputs {
       sums[i] = column < row ? score : column == row ? score + skip : 0;
     }
     round<kType>(scores, sums);
-  }
-
-  // Stores the outputs of a chunk whose first token is `first` of the request: each warp its 16
-  // tokens, through shared memory, so that a store fills whole lines.
-  __device__ __forceinline__ void store(const float (&out)[32], const SsdWalk& walk,
-                                        int first) const {
-    float* const to =
-        params_.out + (walk.begin + first) * params_.out_token_stride + walk.value(params_);
-    store_outputs(out, shared_.out, to, params_.out_token_stride, walk.tokens - first);
   }
 
   const SsdPrefillParams& params_;

@@ -13,17 +13,17 @@ class SsdStates {
   __device__ __forceinline__ SsdStates(const SsdPrefillParams& params, SsdMemory& shared)
       : params_(params), shared_(shared) {}
 
-  __device__ __forceinline__ void run(const SsdWalk& walk) {
+  __device__ __forceinline__ void run(const Walk& walk) {
     float state[64] = {};
-    if (!walk.from_zero) load_state(state, params_.state, params_.state_type, first_of(walk));
+    if (!walk.from_zero) load_state(state, params_.state, params_.state_type, walk.state(params_));
     uint32_t rounded[32];
     round<kType>(rounded, state);
 #pragma unroll 1
     for (int n = 0; n < walk.chunks; ++n, ring_.advance(), turn_ ^= 1) {
       SsdStage& stage = shared_.stages[ring_.stage];
       shared_.full[ring_.stage].wait(ring_.phase);
-      const int tokens = walk.tokens - n * kGdnChunk;
-      if (tokens < kGdnChunk) clear_rows_from(stage, tokens);
+      const int tokens = walk.tokens - n * kChunkTokens;
+      if (tokens < kChunkTokens) clear_rows_from(stage.k, stage.v, tokens);
       shared_.state.empty.wait(turn_ ^ 1);
       store_rounded(shared_.state.rows, rounded);
       shared_.state.hand_over();
@@ -40,7 +40,7 @@ class SsdStates {
       round<kType>(rounded, state);
       release(shared_.empty[ring_.stage]);
     }
-    store_state(state, params_.state, params_.state_type, first_of(walk));
+    store_state(state, params_.state, params_.state_type, walk.state(params_));
   }
 
  private:
@@ -55,20 +55,6 @@ class SsdStates {
       const float2 v = unpack<kType>(kept[i]);
       kept[i] = pack<kType>(v.x * keep.x, v.y * keep.y);
     }
-  }
-
-  // Keys and values of tokens beyond the request belong to others; their rows become 0.
-  __device__ __forceinline__ static void clear_rows_from(SsdStage& stage, int tokens) {
-    for (Tile& keys : stage.k) cuda::clear_rows_from(keys, tokens);
-    cuda::clear_rows_from(stage.v, tokens);
-    finish_clearing();
-  }
-
-  // Returns the index of the thread's first element of the state in the pool.
-  __device__ __forceinline__ int64_t first_of(const SsdWalk& walk) const {
-    const Place place;
-    return walk.slot * params_.state_slot_stride +
-           (static_cast<int64_t>(walk.value(params_)) + place.row) * kGdnDim + place.column;
   }
 
   const SsdPrefillParams& params_;
