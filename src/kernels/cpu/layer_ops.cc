@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plain loops, where accuracy and legibility come first. Only activations have vectors, because they
-// take a visible part of a small model's prompt.
+// Plain loops, where accuracy and legibility come first. Only activations have vectors, because
+// they take a visible part of a small model's prompt.
 #include "kernels/layer_ops.h"
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parameters that kernels of recurrences over prompts in chunks of 64 tokens share, read by host and
-// device code alike. The operations are those of kernels/linear_attention.h.
+// Parameters that kernels of recurrences over prompts in chunks of 64 tokens share, read by host
+// and device code alike. The operations are those of kernels/linear_attention.h.
 #pragma once
 
 #include "kernels/cuda/common/linear_params.h"
