@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Moves cached tokens between pools whose pages differ. An engine for prompts and one for decodes
-// may have pages of other sizes or orders: the receiver lands pages as they are (pool_regions.h) in
-// a pool of the sender's kind, and copies the request from there to its own pool.
+// may have pages of other sizes, orders or dtypes: the receiver lands pages as they are
+// (pool_regions.h) in a pool of the sender's kind, and moves the request from there to its own
+// pool.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +19,7 @@ namespace FOVEA_API fovea {
 class PageConverter {
  public:
   virtual ~PageConverter() = default;
-  // Copies keys and values of tokens [0, tokens) of a request in all layers, with their scales.
+  // Moves keys and values of tokens [0, tokens) of a request in all layers, with their scales.
   // from_pages and to_pages are the pages of the request, in order, in host memory; they are read
   // before the call returns. On a GPU the copies are enqueued, also in a capture, and the pools'
   // device is current afterwards. Throws Error{invalid_argument} naming a page that the pool does
@@ -27,9 +28,14 @@ class PageConverter {
                        int64_t tokens, Stream stream = nullptr) = 0;
 };
 
-// The pools may differ in page size, order, strides and number of pages, and must outlive the
-// converter. Throws Error{invalid_argument} naming what else differs, and Error{unsupported} for
-// windows and for scales that the caller sets once for all pages, which a page does not hold.
+// The pools may differ in page size, order, strides, number of pages, dtype and scale, and must
+// outlive the converter. Rows of one dtype and scale keep their bits. Others are read as f32 and
+// stored as a backend stores new ones: rounded to nearest even, in fp8 saturated, with the scale of
+// KvScale::per_token_head computed again.
+//
+// Throws Error{invalid_argument} naming what else differs, and Error{unsupported} for windows, for
+// scales that the caller sets once for all pages, which a page does not hold, and on a GPU for rows
+// of KvLayout::mla_fp8_rows in one pool only.
 std::unique_ptr<PageConverter> make_page_converter(const KvPool& from, const KvPool& to);
 
 }  // namespace fovea

@@ -10,6 +10,7 @@
 
 #include "fovea/api.h"
 #include "fovea/engine.h"
+#include "fovea/parallel_engine.h"
 
 namespace FOVEA_API fovea {
 
@@ -17,6 +18,7 @@ namespace FOVEA_API fovea {
 // validation.input_ids) and reference.json (validation.perplexity and tokens_per_window).
 struct VerifyOptions {
   EngineOptions engine = {};               // all options but backend and kv_dtype, which vary
+  ParallelOptions parallel = {};           // ranks that share the model
   std::vector<std::string> backends = {};  // names; empty: every backend that accepts the model
   std::vector<DType> kv_dtypes = {DType::f32, DType::bf16, DType::f16, DType::f8e4m3};
   bool perplexity = true;  // over the whole validation text
@@ -46,7 +48,7 @@ struct VerifyLimits {
 VerifyLimits verify_limits(DType kv_dtype);
 
 // Runs every combination of backend and cache dtype. Throws Error{io} or {corrupt_file} if the
-// folder has no usable reference.
+// folder has no usable reference, and as load_parallel_engine() for ranks that cannot be.
 std::vector<VerifyRow> verify_model(const VerifyOptions& options);
 
 }  // namespace fovea

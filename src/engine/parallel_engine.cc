@@ -4,6 +4,8 @@
 #include "fovea/parallel_engine.h"
 
 #include <algorithm>
+#include <exception>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -31,16 +33,7 @@ class ParallelEngine final : public Engine {
         threads_(parallel.tensor_parallel, !gpus.empty()),
         links_(threads_, gpus, parallel.context_parallel > 1, parallel.communicator),
         ranks_(index(parallel.tensor_parallel)) {
-    threads_.run([&](int rank) {
-      EngineOptions own = options;
-      if (!gpus.empty()) own.device = fmt::format("cuda:{}", gpus[index(rank)]);
-      try {
-        ranks_[index(rank)] = load_engine(own, links_.of(rank));
-      } catch (const std::exception& error) {
-        links_.abort(error.what());
-        throw;
-      }
-    });
+    load(options, gpus);
   }
   // A rank's objects go on its own thread. No pass is in flight outside of a call.
   ~ParallelEngine() override {
@@ -151,6 +144,28 @@ class ParallelEngine final : public Engine {
   }
 
  private:
+  // Throws what the rank threw that failed first: the others may only say that it failed.
+  void load(const EngineOptions& options, const std::vector<int>& gpus) {
+    std::once_flag once;
+    std::exception_ptr first;
+    try {
+      threads_.run([&](int rank) {
+        EngineOptions own = options;
+        if (!gpus.empty()) own.device = fmt::format("cuda:{}", gpus[index(rank)]);
+        try {
+          ranks_[index(rank)] = load_engine(own, links_.of(rank));
+        } catch (const std::exception& error) {
+          std::call_once(once, [&] { first = std::current_exception(); });
+          links_.abort(error.what());
+          throw;
+        }
+      });
+    } catch (...) {
+      if (first) std::rethrow_exception(first);
+      throw;
+    }
+  }
+
   static size_t index(int rank) { return static_cast<size_t>(rank); }
   Engine& first() const { return *ranks_[0]; }
   static bool same_tokens(std::span<const TokenEvent> a, std::span<const TokenEvent> b) {
@@ -217,15 +232,6 @@ class ParallelEngine final : public Engine {
   mutable EngineStats stats_;
 };
 
-void check_speculation(const EngineOptions& options, int ranks) {
-  if (ranks > 1 && !options.speculate.empty() && !options.always_speculate) {
-    fail(ErrorCode::unsupported,
-         "speculate is {}, tensor_parallel is {}: ranks would measure different steps and choose "
-         "different drafts; set always_speculate",
-         options.speculate, ranks);
-  }
-}
-
 void check_parallel(const EngineOptions& options, const ParallelOptions& parallel) {
   const int32_t ranks = parallel.tensor_parallel, contexts = parallel.context_parallel;
   check_argument(ranks >= 1 && ranks <= kMaxRanks, "tensor_parallel is {}, must be in [1, {}]",
@@ -233,7 +239,6 @@ void check_parallel(const EngineOptions& options, const ParallelOptions& paralle
   check_argument(contexts == 1 || contexts == ranks,
                  "context_parallel is {}, must be 1 or as tensor_parallel, {}", contexts, ranks);
   check_engine_options(options);
-  check_speculation(options, ranks);
 }
 
 // The ranks divide threads and memory. Without a budget, ranks on GPUs agree on half of what the
@@ -281,7 +286,6 @@ std::vector<int> gpus_of(const DeviceInfo& device, int ranks) {
 std::unique_ptr<Engine> load_engine_rank(const EngineOptions& options, Communicator& ranks,
                                          bool share_contexts) {
   check_engine_options(options);
-  check_speculation(options, ranks.size());
   const DeviceInfo device = find_device(options.device);
   check_argument(ranks.device() == device.kind, "device is {}, but the ranks communicate on {}",
                  options.device, ranks.device() == DeviceKind::cpu ? "the CPU" : "GPUs");

@@ -102,6 +102,10 @@ void TextEngine::count_drafts(EnginePass& pass, double seconds) {
   stats_.drafts += record.drafts;
   stats_.accepted_drafts += record.accepted_drafts;
   if (record.decodes != record.requests) return;
+  if (!parts_.always_speculate) {
+    seconds = 1e-9 * static_cast<double>(parts_.model->device().largest_of_ranks(
+                         static_cast<int64_t>(1e9 * seconds)));
+  }
   control_.record({.requests = record.requests,
                    .width = pass.draft_width,
                    .drafts = record.drafts,

@@ -137,7 +137,7 @@ VerifyRow check_combination(const VerifyOptions& options, const std::string& bac
   engine_options.kv_dtype = kv_dtype;
   std::unique_ptr<Engine> engine;
   try {
-    engine = Engine::load(engine_options);
+    engine = load_parallel_engine(engine_options, options.parallel);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::unsupported) throw;
     row.unsupported = error.what();

@@ -54,6 +54,12 @@ class CudaDevice final : public ModelDevice {
   void meet_ranks() override {
     if (ranks_.host != nullptr) ranks_.host->barrier();
   }
+  int64_t largest_of_ranks(int64_t value) override {
+    if (!shares_model()) return value;
+    check_argument(ranks_.host != nullptr, "ranks of several processes do not meet on the host");
+    ranks_.host->all_reduce(&value, &value, 1, DType::i64, ReduceOp::max);
+    return value;
+  }
   void check_ranks() override;
   void end_ranks(std::string_view reason) override;
   std::chrono::milliseconds rank_timeout() const override { return ranks_.timeout; }

@@ -187,6 +187,9 @@ class ModelDevice {
   // Fails this rank, and ends what waits for others on it.
   virtual void end_ranks(std::string_view reason) { (void)reason; }
   virtual std::chrono::milliseconds rank_timeout() const { return {}; }
+  // Returns the largest value of all ranks, which so decide alike by what each has measured. Ranks
+  // on GPUs must be of one process.
+  virtual int64_t largest_of_ranks(int64_t value) { return value; }
   // True if these ranks also distribute the contexts of layers that allow it.
   virtual bool shares_contexts() const { return false; }
   // How ranks on GPUs exchange what distributed contexts need; null on the CPU.

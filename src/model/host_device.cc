@@ -48,6 +48,10 @@ class HostDevice final : public ModelDevice {
   Stream stream() const override { return nullptr; }
   DType activation_dtype() const override { return DType::f32; }
   Communicator* ranks() const override { return ranks_.communicator; }
+  int64_t largest_of_ranks(int64_t value) override {
+    if (ranks() != nullptr) ranks()->all_reduce(&value, &value, 1, DType::i64, ReduceOp::max);
+    return value;
+  }
   bool shares_contexts() const override { return ranks_.share_contexts; }
 
   const std::byte* place(const StoredTensor& tensor, std::string_view) override {

@@ -106,6 +106,26 @@ TEST(ParallelEngine, SampledTextIsThatOfOneRank) {
 }
 
 // Architectures without a checkpoint in testdata, by the logits of a short text.
+// Ranks that measure their steps agree on the times, so that all make the same drafts.
+TEST(ParallelEngine, SpeculatedTextIsTheReferences) {
+  const std::vector<ReferencePrompt> all = read_reference("llama");
+  std::vector<GenerateRequest> requests;
+  for (const ReferencePrompt& prompt : all) requests.push_back(greedy_request(prompt));
+  for (const bool always : {true, false}) {
+    for (const int32_t contexts : {1, 2}) {
+      SCOPED_TRACE(testing::Message() << "always " << always << ", contexts " << contexts);
+      EngineOptions options = options_for(model_folder("llama"));
+      options.speculate = "ngram";
+      options.always_speculate = always;
+      const auto engine =
+          load_parallel_engine(options, {.tensor_parallel = 2, .context_parallel = contexts});
+      const std::vector<GenerateResult> results = engine->generate(requests);
+      for (size_t i = 0; i < all.size(); ++i) EXPECT_EQ(results[i].tokens, all[i].greedy) << i;
+      EXPECT_GT(engine->stats().accepted_drafts, 0);
+    }
+  }
+}
+
 TEST(ParallelEngine, LogitsOfEveryArchitectureAreThoseOfOneRank) {
   const std::vector<int32_t> tokens = {5, 9, 2, 17, 30, 4, 8, 11, 3};
   int divided = 0;

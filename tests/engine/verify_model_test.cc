@@ -48,6 +48,33 @@ TEST_P(ReducedCaches, KeepThePerplexity) {
 INSTANTIATE_TEST_SUITE_P(Models, ReducedCaches, ::testing::ValuesIn(kTestModels),
                          [](const auto& model) { return std::string(model.param); });
 
+// Heads over two ranks, and their tokens as well.
+TEST(RanksOfACheck, PassAsOneRankDoes) {
+  VerifyOptions options;
+  options.engine.model_path = model_folder("llama");
+  options.engine.kv_memory_bytes = size_t{64} << 20;
+  options.engine.max_context = 1024;
+  options.engine.threads = 2;
+  options.kv_dtypes = {DType::f32, DType::f8e4m3};
+  options.backends = {"cpu", "flash"};
+  options.perplexity = false;
+  for (const int32_t contexts : {1, 2}) {
+    options.parallel = {.tensor_parallel = 2, .context_parallel = contexts};
+    const std::vector<VerifyRow> rows = verify_model(options);
+    ASSERT_EQ(rows.size(), 4u);
+    for (const VerifyRow& row : rows) {
+      SCOPED_TRACE(row.backend + " " + std::string(dtype_name(row.kv_dtype)));
+      EXPECT_EQ(row.unsupported.empty(), row.backend == "cpu") << row.unsupported;
+      if (row.backend != "cpu") continue;
+      EXPECT_TRUE(row.pass);
+      EXPECT_EQ(row.greedy_total, 5 * 64);
+      EXPECT_GT(row.max_logit_difference, 0) << "the bits of one rank";
+    }
+  }
+  options.parallel = {.tensor_parallel = 3};
+  test::expect_invalid("3", [&] { verify_model(options); });
+}
+
 // A model that no backend can serve is not a refusal by backends: the message is that of loading.
 TEST(CheckModel, SaysWhatALoadSays) {
   struct Case {

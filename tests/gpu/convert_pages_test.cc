@@ -10,6 +10,7 @@
 #include "fovea/gpu.h"
 #include "gpu/gpu.h"
 #include "kvcache/converted_pools.h"
+#include "support/expect_error.h"
 
 namespace fovea {
 namespace {
@@ -56,6 +57,39 @@ TEST_P(GpuConvertPages, KeepsEveryRowOfTheRequest) {
 
 INSTANTIATE_TEST_SUITE_P(Cases, GpuConvertPages, testing::ValuesIn(test::convert_cases()),
                          test::name_of_case);
+
+class GpuConvertValues : public testing::TestWithParam<test::ValueCase> {
+ protected:
+  void SetUp() override {
+    if (gpu_devices().empty()) GTEST_SKIP() << why_no_gpu();
+  }
+};
+
+TEST_P(GpuConvertValues, HaveTheBitsOfTheCpu) {
+  constexpr int64_t kTokens = 61;
+  const gpu::Context context(0);
+  const test::ValuePools host(GetParam());
+  const KvCacheSpec &from_spec = host.from().spec(), &to_spec = host.to().spec();
+  const auto from = make_kv_pool(from_spec, host.from().pages(), kGpu);
+  const auto to = make_kv_pool(to_spec, host.to().pages(), kGpu);
+  copy_pool(host.from(), *from);
+  if (!GetParam().on_gpus) {
+    test::expect_error(ErrorCode::unsupported, "layout: a GPU does not convert rows of 656 bytes",
+                       [&] { (void)make_page_converter(*from, *to); });
+    return;
+  }
+  make_page_converter(*from, *to)->convert(host.from_pages(), host.to_pages(), kTokens);
+  make_page_converter(host.from(), host.to())->convert(host.from_pages(), host.to_pages(), kTokens);
+  const auto got = make_kv_pool(to_spec, to->pages());
+  copy_pool(*to, *got);
+  for (int64_t slot = 0; slot < to->pages() * to_spec.page_size; ++slot) {
+    ASSERT_EQ(test::PoolBytes::of_token(*got, slot), test::PoolBytes::of_token(host.to(), slot))
+        << "slot " << slot;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, GpuConvertValues, testing::ValuesIn(test::value_cases()),
+                         test::name_of_values);
 
 // More pages than one launch lists.
 TEST(GpuConvertLongRequest, TakesSeveralLaunches) {

@@ -25,14 +25,31 @@ struct CopiedRows {
   int32_t unit;  // bytes of one access, 16 or 4: divides addresses, strides and rows
 };
 
-// Copies tokens [first, first + tokens) of a request. The page lists begin with the page of the
-// first one.
-struct PageCopyParams {
-  CopiedRows arrays[kMaxPageArrays];  // one for each y of the grid
+// Tokens [first, first + tokens) of a request. The page lists begin with the page of the first one.
+struct MovedTokens {
   int64_t first;
   int32_t tokens, heads;
   int32_t from_page_size, to_page_size;
   int32_t from_pages[kMaxCopiedPages], to_pages[kMaxCopiedPages];
+};
+
+struct PageCopyParams {
+  CopiedRows arrays[kMaxPageArrays];  // one for each y of the grid
+  MovedTokens moved;
+};
+
+// Rows whose values get another type or scale, as kernels/kv_write.h describes.
+struct ConvertedRows {
+  CopiedRows at;               // without row_bytes and unit
+  const float* from_scales;    // [slots, heads]; null: 1
+  float* to_scales;            // [slots, heads], computed; null: 1
+  int32_t from_type, to_type;  // a Type
+  int32_t values;              // a row has
+};
+
+struct PageConvertParams {
+  ConvertedRows arrays[2];  // keys and values, one for each y of the grid
+  MovedTokens moved;
 };
 
 }  // namespace fovea::kernels::cuda

@@ -10,13 +10,14 @@ namespace fovea::kernels::cuda {
 class PageCopy {
  public:
   PageCopy() = default;
-  // Loads the kernel onto the current GPU. Errors as Kernel's constructor.
+  // Loads the kernels onto the current GPU. Errors as Kernel's constructor.
   PageCopy(int sm, gpu::KernelStore& store);
-  // Enqueues the copy of `arrays` arrays.
-  void run(const PageCopyParams& params, int arrays, gpu::Launcher launcher) const;
+  // Enqueue the copy, or the conversion, of `arrays` arrays.
+  void copy(const PageCopyParams& params, int arrays, gpu::Launcher launcher) const;
+  void convert(const PageConvertParams& params, int arrays, gpu::Launcher launcher) const;
 
  private:
-  Kernel kernel_;
+  Kernel rows_, values_;
 };
 
 }  // namespace fovea::kernels::cuda
