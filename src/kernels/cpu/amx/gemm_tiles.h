@@ -26,8 +26,8 @@ inline constexpr int32_t kTileDepth = 32;
 inline constexpr int32_t kParts = 3;
 inline constexpr int32_t kTileWords = kTileRows * kTileDepth / 2;
 inline constexpr int32_t kPanelWords = kGemmDepth / kTileDepth * kParts * kTileWords;
-// Weights are prefetched so many bytes ahead where few rows use them.
-inline constexpr int64_t kPrefetch = 512;
+// Weights are prefetched so many values of k ahead where few rows use them.
+inline constexpr int32_t kAhead = 4 * kTileDepth;
 
 inline __mmask16 first_lanes(int32_t count) {
   return static_cast<__mmask16>(count >= 16 ? 0xffff : (1u << std::max(count, 0)) - 1);
@@ -158,10 +158,16 @@ struct TileGemm {
     Tiles::template load<tile>(copy, 64);
   }
 
-  void prefetch_weights(int32_t n, int32_t at) const {
-    const char* const from = reinterpret_cast<const char*>(weight(n, at)) + kPrefetch;
+  // Asks for what comes kAhead after a step of 32 rows from n on, which may be in the next rows.
+  void prefetch_weights(int32_t n, int32_t step) const {
+    int32_t at = step + kAhead;
+    if (at >= depth) {
+      at -= depth;
+      n += 2 * kTileRows;
+    }
+    if (at >= depth || n + 2 * kTileRows > n_end) return;
     for (int32_t row = 0; row < 2 * kTileRows; ++row) {
-      _mm_prefetch(from + row * params.weight_stride * 2, _MM_HINT_T0);
+      _mm_prefetch(weight(n + row, k + at), _MM_HINT_T0);
     }
   }
 
@@ -177,7 +183,7 @@ struct TileGemm {
     for (int32_t step = 0; step < depth; step += kTileDepth) {
       load_weights<4>(n, k + step);
       if (second) load_weights<5>(n + kTileRows, k + step);
-      if (!two_blocks && n + 2 * kTileRows <= n_end) prefetch_weights(n, k + step);
+      if (!two_blocks) prefetch_weights(n, step);
       for (int part = 0; part < kParts; ++part, panel += kTileWords) {
         Tiles::template load<6>(panel, 64);
         Tiles::template add_product<0, 4, 6>();
