@@ -135,9 +135,11 @@ RankFigures measure_ranks(const RankBenchOptions& options) {
       if (rank == 0) time = measured;
     }
     const ModelRanks own_links = links.of(rank);
+    std::vector<DecoderLayerTime> decoder_layers = measure_decoder_layers(own_links, gpus[own]);
     std::vector<ContextTime> exchanges = measure_exchanges(own_links, gpus[own]);
     std::vector<ContextLayerTime> layers = measure_context_layers(own_links, gpus[own]);
     if (rank == 0) {
+      figures.decoder_layers = std::move(decoder_layers);
       figures.exchanges = std::move(exchanges);
       figures.layers = std::move(layers);
     }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "bench/gpu_contexts.h"
+#include "bench/gpu_decoder_layers.h"
 
 namespace fovea::bench {
 
@@ -26,6 +27,7 @@ struct RankFigures {
   double copy_gbps = 0;  // copies of 256 MiB from GPU 1 to GPU 0, 1e9 bytes a second
   std::vector<RankSumTime> times;
   std::vector<ContextTime> exchanges;
+  std::vector<DecoderLayerTime> decoder_layers;
   std::vector<ContextLayerTime> layers;  // empty if the GPUs cannot access each other's memory
 };
 

@@ -54,6 +54,27 @@ std::string cell(double microseconds) {
   return microseconds < 0 ? std::string("-") : fmt::format("{:.2f}", microseconds);
 }
 
+nlohmann::ordered_json decoder_rows(const bench::RankFigures& figures) {
+  nlohmann::ordered_json rows = nlohmann::json::array();
+  for (const bench::DecoderLayerTime& time : figures.decoder_layers) {
+    rows.push_back({{"rows", time.rows},
+                    {"one_us", time.one},
+                    {"ranks_us", time.ranks},
+                    {"worst", time.worst}});
+  }
+  return rows;
+}
+
+void print_decoder_layers(const bench::RankFigures& figures) {
+  fmt::print(
+      "\n| rows of a layer of Qwen3-8B without attention | one GPU, us | all, us | ratio |\n"
+      "| ---: | ---: | ---: | ---: |\n");
+  for (const bench::DecoderLayerTime& time : figures.decoder_layers) {
+    fmt::print("| {} | {:.2f} | {:.2f} | {:.3f} |\n", time.rows, time.one, time.ranks,
+               time.ranks / time.one);
+  }
+}
+
 void print_contexts(const bench::RankFigures& figures) {
   fmt::print(
       "\n| exchange | bytes of queries | own, us | NCCL, us | bytes of states | own, us |"
@@ -85,6 +106,7 @@ void run(const RankFlags& flags) {
     const nlohmann::ordered_json all = {{"ranks", flags.options.ranks},
                                         {"copy_gbps", figures.copy_gbps},
                                         {"times", rows},
+                                        {"decoder_layers", decoder_rows(figures)},
                                         {"exchanges", exchange_rows(figures)},
                                         {"layers", layer_rows(figures)}};
     fmt::print("{}\n", all.dump(2));
@@ -98,6 +120,7 @@ void run(const RankFlags& flags) {
     fmt::print("| {} | {} | {} | {} |\n", time.bytes, cell(time.nccl), cell(time.sums),
                cell(time.gather));
   }
+  print_decoder_layers(figures);
   print_contexts(figures);
 }
 

@@ -21,8 +21,19 @@ int sm_of(const gpu::Context& context) {
 RankSums::RankSums(std::unique_ptr<PeerInbox> inbox)
     : inbox_(std::move(inbox)), kernels_(sm_of(inbox_->context()), cuda::kernel_store()) {}
 
-bool RankSums::add(const cuda::ResidualParams& params, Stream stream) {
-  const cuda::SumResidualParams sum{params, inbox_->boxes()};
+bool RankSums::sends(int64_t rows, int64_t dim) const {
+  return dim % 4 == 0 && dim <= cuda::RankSum::kMaxDim && rows * dim <= boxes().part_stride;
+}
+
+bool RankSums::add_sent(const cuda::ResidualParams& params, Stream stream) {
+  cuda::RankBoxes boxes = inbox_->boxes();
+  boxes.sends = 0;
+  return add(params, boxes, stream);
+}
+
+bool RankSums::add(const cuda::ResidualParams& params, const cuda::RankBoxes& boxes,
+                   Stream stream) {
+  const cuda::SumResidualParams sum{params, boxes};
   if (!cuda::RankSum::serves(sum)) return false;
   kernels_.add(sum, stream);
   return true;

@@ -31,15 +31,27 @@ class RankSums {
 
   // Both return false, and enqueue nothing, for sums that are too long or not aligned; all ranks
   // return the same. add() does what ResidualParams describes with the sum of all ranks' branches.
-  bool add(const kernels::cuda::ResidualParams& params, Stream stream);
+  bool add(const kernels::cuda::ResidualParams& params, Stream stream) {
+    return add(params, inbox_->boxes(), stream);
+  }
   // receive[i] = sum over all ranks of send[i]; they may be the same array.
   bool all_reduce(const float* send, float* receive, int64_t count, Stream stream);
+
+  // A product that is enqueued before add_sent() may send the branch itself, f32 [rows, dim]
+  // (SkinnyGemmParams::boxes). sends() returns false if no message has room for it.
+  bool sends(int64_t rows, int64_t dim) const;
+  const kernels::cuda::RankBoxes& boxes() const { return inbox_->boxes(); }
+  // As add(), for a branch that such a product has sent.
+  bool add_sent(const kernels::cuda::ResidualParams& params, Stream stream);
 
   // As those of PeerInbox.
   void stop() { inbox_->stop(); }
   void check() const { inbox_->check(); }
 
  private:
+  bool add(const kernels::cuda::ResidualParams& params, const kernels::cuda::RankBoxes& boxes,
+           Stream stream);
+
   std::unique_ptr<PeerInbox> inbox_;
   kernels::cuda::RankSum kernels_;
 };

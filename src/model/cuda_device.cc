@@ -17,14 +17,6 @@ namespace fovea {
 namespace {
 
 namespace cuda = kernels::cuda;
-using kernels::MoeScore;
-
-static_assert(static_cast<int>(MoeScore::softmax) == cuda::kScoreSoftmax &&
-              static_cast<int>(MoeScore::topk_softmax) == cuda::kScoreTopkSoftmax &&
-              static_cast<int>(MoeScore::sigmoid) == cuda::kScoreSigmoid &&
-              static_cast<int>(MoeScore::grouped_sigmoid) == cuda::kScoreGroupedSigmoid &&
-              static_cast<int>(MoeScore::grouped_softmax) == cuda::kScoreGroupedSoftmax);
-static_assert(cuda::kMaxRoutedExperts == kernels::kMaxExperts);
 
 class CudaDevice final : public ModelDevice {
  public:
@@ -103,6 +95,7 @@ class CudaDevice final : public ModelDevice {
   std::shared_ptr<std::byte> allocate(size_t bytes) override;
 
   void linear(const Linear& weights, Rows x, Rows out, int64_t rows) override;
+  void part_linear(const Linear& weights, Rows x, Rows out, int64_t rows) override;
   bool joins_norms(const Linear& weights, int64_t rows) const override;
   bool joined_linear(const Linear& weights, const JoinedSteps& steps, Rows x, Rows out,
                      int64_t rows) override;
@@ -131,7 +124,9 @@ class CudaDevice final : public ModelDevice {
   }
   void gated_norm(const GatedNorm& norm, HeadRows x, HeadRows gate, HeadRows out, int64_t rows,
                   int32_t heads) override;
-  void moe_routing(const kernels::MoeRoutingParams& params) override;
+  void moe_routing(const kernels::MoeRoutingParams& params) override {
+    kernels_.ops.routing(to_kernel(params), stream());
+  }
   void embedding(const kernels::EmbeddingParams& params) override;
   void copy_rows(Rows from, Rows to, int64_t rows, int64_t width) override;
   void gather_rows(const kernels::ExpertRowsParams& params) override;
@@ -175,6 +170,7 @@ class CudaDevice final : public ModelDevice {
   const ModelRanks ranks_;
   const std::unique_ptr<ContextLinks> own_contexts_;  // over the communicator
   bool rehearses_ = false;
+  const void* sent_ = nullptr;  // the branch that a product has sent to the other ranks
   gpu::MatrixProducts products_;
   CudaWeights weights_{stream_.get()};
 };
@@ -223,6 +219,16 @@ void CudaDevice::linear(const Linear& weights, Rows x, Rows out, int64_t rows) {
   products_.run(params, stream());
 }
 
+void CudaDevice::part_linear(const Linear& weights, Rows x, Rows out, int64_t rows) {
+  cuda::SkinnyGemmParams skinny = skinny_params(weights, x, out, rows);
+  const bool sends = !rehearses_ && ranks_.sums != nullptr && serves_few_rows(weights, skinny) &&
+                     ranks_.sums->sends(rows, weights.n);
+  if (!sends) return linear(weights, x, out, rows);
+  skinny.boxes = ranks_.sums->boxes();
+  kernels_.multiply_few_rows(skinny, stream());
+  sent_ = out.data;
+}
+
 // Rows are those of the arena, which are aligned; the weight stands for them.
 bool CudaDevice::joins_norms(const Linear& weights, int64_t rows) const {
   const Rows dense{const_cast<std::byte*>(weights.weight), weights.k, DType::bf16};
@@ -254,6 +260,12 @@ void CudaDevice::copy_rows(Rows from, Rows to, int64_t rows, int64_t width) {
 
 bool CudaDevice::sum_branch(const ResidualStep& step, const cuda::ResidualParams& params) {
   if (rehearses_) return false;
+  if (sent_ != nullptr) {
+    check_argument(
+        std::exchange(sent_, nullptr) == step.branch && ranks_.sums->add_sent(params, stream()),
+        "the step does not take the {} x {} branch that was sent", step.rows, step.dim);
+    return true;
+  }
   if (ranks_.sums != nullptr && ranks_.sums->add(params, stream())) return true;
   ranks_.communicator->all_reduce(step.branch, step.branch, step.rows * step.dim, DType::f32,
                                   ReduceOp::sum, stream());
@@ -340,23 +352,6 @@ void CudaDevice::gated_norm(const GatedNorm& norm, HeadRows x, HeadRows gate, He
       .dim = dim,
   };
   kernels_.ops.gated_norm(params, stream());
-}
-
-void CudaDevice::moe_routing(const kernels::MoeRoutingParams& routing) {
-  cuda::RoutingParams params{};
-  params.logits = routing.logits;
-  params.bias = routing.bias;
-  params.ids = routing.ids;
-  params.weights = routing.weights;
-  params.rows = static_cast<int32_t>(routing.rows);
-  params.experts = routing.experts;
-  params.top_k = routing.top_k;
-  params.score = static_cast<int32_t>(routing.score);
-  params.normalise = routing.normalise;
-  params.factor = routing.factor;
-  params.groups = routing.groups;
-  params.top_groups = routing.top_groups;
-  kernels_.ops.routing(params, stream());
 }
 
 void CudaDevice::embedding(const kernels::EmbeddingParams& embedding) {

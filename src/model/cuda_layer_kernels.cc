@@ -9,10 +9,17 @@ namespace fovea {
 
 namespace cuda = kernels::cuda;
 using kernels::Activation;
+using kernels::MoeScore;
 
 static_assert(static_cast<int>(Activation::silu) == cuda::kSilu &&
               static_cast<int>(Activation::gelu_tanh) == cuda::kGeluTanh &&
               static_cast<int>(Activation::clamped_swiglu) == cuda::kClampedSwiglu);
+static_assert(static_cast<int>(MoeScore::softmax) == cuda::kScoreSoftmax &&
+              static_cast<int>(MoeScore::topk_softmax) == cuda::kScoreTopkSoftmax &&
+              static_cast<int>(MoeScore::sigmoid) == cuda::kScoreSigmoid &&
+              static_cast<int>(MoeScore::grouped_sigmoid) == cuda::kScoreGroupedSigmoid &&
+              static_cast<int>(MoeScore::grouped_softmax) == cuda::kScoreGroupedSoftmax);
+static_assert(cuda::kMaxRoutedExperts == kernels::kMaxExperts);
 
 static_assert(sums_of_squares(33) == cuda::squares_of(33));
 
@@ -88,6 +95,23 @@ cuda::SkinnyGemmParams gated_params(const MlpParts& parts, const DeferredNorm& n
   params.limit = parts.bounds.limit;
   params.in_squares = norm.squares;
   params.in_epsilon = norm.epsilon;
+  return params;
+}
+
+cuda::RoutingParams to_kernel(const kernels::MoeRoutingParams& routing) {
+  cuda::RoutingParams params{};
+  params.logits = routing.logits;
+  params.bias = routing.bias;
+  params.ids = routing.ids;
+  params.weights = routing.weights;
+  params.rows = static_cast<int32_t>(routing.rows);
+  params.experts = routing.experts;
+  params.top_k = routing.top_k;
+  params.score = static_cast<int32_t>(routing.score);
+  params.normalise = routing.normalise;
+  params.factor = routing.factor;
+  params.groups = routing.groups;
+  params.top_groups = routing.top_groups;
   return params;
 }
 

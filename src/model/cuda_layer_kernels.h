@@ -45,7 +45,8 @@ bool has_steps(const HeadSteps& steps);
 kernels::cuda::HeadsParams heads_params(const HeadSet& set, int64_t rows, int32_t dim,
                                         const int32_t* positions);
 
-// Describe the inputs of linear layers to their kernels.
+// Describe the routing of experts, and the inputs of linear layers, to their kernels.
+kernels::cuda::RoutingParams to_kernel(const kernels::MoeRoutingParams& routing);
 kernels::cuda::DeltaInputsKernelParams to_kernel(const kernels::DeltaInputsParams& params);
 kernels::cuda::Mamba2InputsKernelParams to_kernel(const kernels::Mamba2InputsParams& params);
 kernels::cuda::KdaGatesKernelParams to_kernel(const kernels::KdaGatesParams& params);

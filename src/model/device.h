@@ -233,6 +233,12 @@ class ModelDevice {
   virtual std::shared_ptr<std::byte> allocate(size_t bytes) = 0;
 
   virtual void linear(const Linear& weights, Rows x, Rows out, int64_t rows) = 0;
+  // As linear(), for the last product of a branch: `out` is dense f32, and the next residual()
+  // takes its sum over the ranks (ResidualStep::is_part). A device may send it to the others at
+  // once.
+  virtual void part_linear(const Linear& weights, Rows x, Rows out, int64_t rows) {
+    linear(weights, x, out, rows);
+  }
   // Returns true if joined_linear() computes this product of dense rows, and gated_linear() if the
   // matrix holds gates and ups.
   virtual bool joins_norms(const Linear& weights, int64_t rows) const {

@@ -73,7 +73,7 @@ class Mamba2 : public Block {
     const Rows gate{scratch.z, parts_.values(), DType::f32};
     device.gated_norm({parts_.norm, kernels::NormGate::silu_before}, as_heads(result, width),
                       as_heads(gate, width), as_heads(scratch.normed, width), pass.rows, groups);
-    device.linear(parts_.out, scratch.normed, out, pass.rows);
+    device.part_linear(parts_.out, scratch.normed, out, pass.rows);
   }
 
  private:

@@ -73,7 +73,7 @@ class KimiDeltaAttention : public Block {
     device.gated_norm({parts_.norm, kernels::NormGate::sigmoid}, tensors.out,
                       as_heads(scratch.gates, linear.value_dim),
                       as_heads(scratch.normed, linear.value_dim), pass.rows, linear.value_heads);
-    device.linear(parts_.out, scratch.normed, out, pass.rows);
+    device.part_linear(parts_.out, scratch.normed, out, pass.rows);
   }
 
  private:

@@ -52,7 +52,7 @@ class LatentAttention : public Block {
                            spec.mla.rope_dim, pass.positions);
     }
     pass.backends[static_cast<size_t>(parts_.slot.group)]->forward(tensors, device.stream());
-    device.linear(parts_.o, scratch.out, out, pass.rows);
+    device.part_linear(parts_.o, scratch.out, out, pass.rows);
   }
 
  private:

@@ -41,12 +41,19 @@ void multiply(const Pass& pass, const Linear& weights, const JoinedSteps& steps,
                  "{} rows times {} x {} join no norms", pass.rows, weights.n, weights.k);
 }
 
-HeadNorm head_norm(const Norm& norm) { return {norm.weight.data(), norm.epsilon, norm.plus_one}; }
-
 JoinedSteps without_norm_before(JoinedSteps steps) {
   steps.before = {};
   return steps;
 }
+
+// Multiplies for the last time in a block, whose result may be a part of a sum over ranks.
+void multiply_last(const Pass& pass, const Linear& weights, Rows x, Rows out) {
+  const JoinedSteps steps = without_norm_before(pass.joined);
+  if (steps) return multiply(pass, weights, steps, x, out);
+  pass.device->part_linear(weights, x, out, pass.rows);
+}
+
+HeadNorm head_norm(const Norm& norm) { return {norm.weight.data(), norm.epsilon, norm.plus_one}; }
 
 }  // namespace
 
@@ -99,7 +106,7 @@ void SelfAttention::forward(Pass& pass, Rows x, Rows out) const {
     device.sigmoid_gate(tensors.out, from_dim(tensors.q, spec.head_dim), pass.rows, spec.q_heads,
                         spec.head_dim_v, spec.head_dim_v);
   }
-  multiply(pass, parts_.o, without_norm_before(pass.joined), scratch.out, out);
+  multiply_last(pass, parts_.o, scratch.out, out);
 }
 
 bool SelfAttention::joins_norms(const ModelDevice& device, int64_t rows) const {
@@ -114,13 +121,22 @@ MlpBuffers mlp_buffers(const MlpParts& parts, Arena& arena, int64_t rows) {
   return buffers;
 }
 
+namespace {
+
+// Computes activation(gate(x)) * up(x).
+void apply_gates(const MlpParts& parts, ModelDevice& device, const MlpBuffers& buffers, Rows x,
+                 int64_t rows) {
+  if (device.gated_linear(parts, {}, x, buffers.activated, rows)) return;
+  device.linear(parts.gate, x, buffers.hidden, rows);
+  if (parts.up) device.linear(parts.up, x, from_column(buffers.hidden, parts.width()), rows);
+  device.gated_activation(parts, buffers.hidden, buffers.activated, rows);
+}
+
+}  // namespace
+
 void apply_mlp(const MlpParts& parts, ModelDevice& device, const MlpBuffers& buffers, Rows x,
                Rows out, int64_t rows) {
-  if (!device.gated_linear(parts, {}, x, buffers.activated, rows)) {
-    device.linear(parts.gate, x, buffers.hidden, rows);
-    if (parts.up) device.linear(parts.up, x, from_column(buffers.hidden, parts.width()), rows);
-    device.gated_activation(parts, buffers.hidden, buffers.activated, rows);
-  }
+  apply_gates(parts, device, buffers, x, rows);
   device.linear(parts.down, buffers.activated, out, rows);
 }
 
@@ -128,11 +144,14 @@ void Mlp::take_scratch(Arena& arena, int64_t rows) const { mlp_buffers(parts_, a
 
 void Mlp::forward(Pass& pass, Rows x, Rows out) const {
   const MlpBuffers scratch = mlp_buffers(parts_, pass.arena, pass.rows);
-  if (!pass.joined) return apply_mlp(parts_, *pass.device, scratch, x, out, pass.rows);
-  check_argument(
-      pass.device->gated_linear(parts_, pass.joined.before, x, scratch.activated, pass.rows),
-      "{} rows of gates and ups join no norms", pass.rows);
-  multiply(pass, parts_.down, without_norm_before(pass.joined), scratch.activated, out);
+  if (!pass.joined) {
+    apply_gates(parts_, *pass.device, scratch, x, pass.rows);
+  } else {
+    check_argument(
+        pass.device->gated_linear(parts_, pass.joined.before, x, scratch.activated, pass.rows),
+        "{} rows of gates and ups join no norms", pass.rows);
+  }
+  multiply_last(pass, parts_.down, scratch.activated, out);
 }
 
 bool Mlp::joins_norms(const ModelDevice& device, int64_t rows) const {

@@ -73,7 +73,7 @@ class GatedDeltaNet : public Block {
                       as_heads(gate, spec.linear.value_dim),
                       as_heads(scratch.normed, spec.linear.value_dim), pass.rows,
                       spec.linear.value_heads);
-    device.linear(parts_.out, scratch.normed, out, pass.rows);
+    device.part_linear(parts_.out, scratch.normed, out, pass.rows);
   }
 
  private:

@@ -64,6 +64,9 @@ class Inbox {
   }
   BoxCounters counters() const { return to_host<BoxCounters>(counters_, 1)[0]; }
   uint32_t stop() const { return to_host<uint32_t>(stop_, 1)[0]; }
+  void set_turn(uint32_t turn) {
+    counters_ = to_device(std::vector<BoxCounters>(1, BoxCounters{turn, 0, 0}));
+  }
   void set_stop() { stop_ = to_device(std::vector<uint32_t>(1, 1)); }
 
  private:

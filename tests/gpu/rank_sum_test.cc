@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "core/float_types.h"
@@ -134,48 +135,84 @@ TEST_F(GpuRankSum, NansArriveAsNans) {
   world.expect_sent(0);
 }
 
-TEST_F(GpuRankSum, AddsToTheResidualStreamAndNorms) {
-  const RankSum kernels = load();
-  constexpr int32_t kRows = 3, kDim = 2048;
-  constexpr float kFactor = 0.5f, kNormEpsilon = 1e-5f;
-  constexpr size_t kCount = size_t{kRows} * kDim;
-  World world(3, 1, kCount);
-  std::vector<float> x(kCount), weight(kDim);
-  std::mt19937 random(3);
-  std::normal_distribution<float> normal;
-  for (float& value : x) value = normal(random);
-  for (float& value : weight) value = normal(random);
-  const auto on_gpu = to_device(x), branch = to_device(world.values(1)), w = to_device(weight);
-  const auto normed = to_device(std::vector<uint16_t>(kCount, 0));
-  SumResidualParams params{};
-  params.residual.x = on_gpu.data<float>();
-  params.residual.branch = branch.data<float>();
-  params.residual.branch_factor = kFactor;
-  params.residual.norm = {w.data<float>(), kNormEpsilon, 1};
-  params.residual.normed = normed.data();
-  params.residual.normed_stride = kDim;
-  params.residual.rows = kRows;
-  params.residual.dim = kDim;
-  params.boxes = world.boxes();
-  ASSERT_TRUE(RankSum::serves(params));
-  world.deliver(0);
-  kernels.add(params, nullptr);
-  const std::vector<float> sum = world.sum();
-  const auto got = to_host<float>(on_gpu, kCount);
-  const auto got_normed = to_host<uint16_t>(normed, kCount);
-  for (size_t row = 0; row < kRows; ++row) {
-    double squares = 0;
-    for (size_t i = row * kDim; i < (row + 1) * kDim; ++i) {
-      ASSERT_FLOAT_EQ(got[i], x[i] + kFactor * sum[i]);
-      squares += double{got[i]} * got[i];
+// A step of the residual stream, on one of three ranks.
+class ResidualSteps : public GpuRankSum {
+ protected:
+  static constexpr float kFactor = 0.5f, kEpsilon = 1e-5f;
+
+  // sends: the kernel sends its branch; otherwise the product before it did.
+  static void check(int32_t rows, int32_t dim, bool norms_branch, bool sends) {
+    SCOPED_TRACE(testing::Message() << rows << " x " << dim << ", norm of the branch "
+                                    << norms_branch << ", sends " << sends);
+    const size_t count = static_cast<size_t>(rows) * static_cast<size_t>(dim);
+    World world(3, 1, static_cast<int64_t>(count));
+    std::vector<float> x(count), weight(static_cast<size_t>(dim));
+    std::mt19937 random(3);
+    std::normal_distribution<float> normal;
+    for (float& value : x) value = normal(random);
+    for (float& value : weight) value = normal(random);
+    const auto on_gpu = to_device(x), branch = to_device(world.values(1)), w = to_device(weight);
+    const auto normed = to_device(std::vector<uint16_t>(count, 0));
+    SumResidualParams params{};
+    params.residual.x = on_gpu.data<float>();
+    params.residual.branch = branch.data<float>();
+    params.residual.branch_factor = kFactor;
+    params.residual.norm = {w.data<float>(), kEpsilon, 1};
+    if (norms_branch) params.residual.branch_norm = {w.data<float>(), kEpsilon, 0};
+    params.residual.normed = normed.data();
+    params.residual.normed_stride = dim;
+    params.residual.rows = rows;
+    params.residual.dim = dim;
+    params.boxes = world.boxes();
+    params.boxes.sends = sends ? 1 : 0;
+    ASSERT_TRUE(RankSum::serves(params));
+    world.deliver(0);
+    load().add(params, nullptr);
+    const auto got = to_host<float>(on_gpu, count);
+    const auto got_normed = to_host<uint16_t>(normed, count);
+    for (size_t first = 0; first < count; first += weight.size()) {
+      expect_row({world.sum(), x, got, got_normed, weight}, first, norms_branch);
     }
-    const double factor = 1 / std::sqrt(squares / kDim + kNormEpsilon);
-    for (size_t i = row * kDim; i < (row + 1) * kDim; ++i) {
-      const double want = got[i] * factor * (1 + double{weight[i % kDim]});
-      ASSERT_NEAR(bf16_to_float(got_normed[i]), want, 0.01 * std::fabs(want) + 1e-6) << i;
+    if (sends) return world.expect_sent(0);
+    for (const int other : {0, 2}) {
+      EXPECT_EQ(world.inbox().sent(0, other, count), std::vector<uint32_t>(count, kNotArrived));
+    }
+    EXPECT_EQ(world.inbox().counters().turn, 1u);
+  }
+
+ private:
+  struct Values {
+    std::vector<float> sum, x, got;
+    std::vector<uint16_t> got_normed;
+    std::vector<float> weight;
+  };
+  // Returns the factor of a norm.
+  static double inverse_rms(const float* values, size_t count) {
+    double squares = 0;
+    for (size_t i = 0; i < count; ++i) squares += double{values[i]} * values[i];
+    return 1 / std::sqrt(squares / static_cast<double>(count) + kEpsilon);
+  }
+  static void expect_row(const Values& values, size_t first, bool norms_branch) {
+    const size_t dim = values.weight.size();
+    const double of_branch = norms_branch ? inverse_rms(&values.sum[first], dim) : 1;
+    const double factor = inverse_rms(&values.got[first], dim);
+    for (size_t i = first; i < first + dim; ++i) {
+      const double weight = values.weight[i - first];
+      const double branch = values.sum[i] * of_branch * (norms_branch ? weight : 1);
+      ASSERT_NEAR(values.got[i], values.x[i] + kFactor * branch, 1e-5) << i;
+      const double want = values.got[i] * factor * (1 + weight);
+      ASSERT_NEAR(bf16_to_float(values.got_normed[i]), want, 0.01 * std::fabs(want) + 1e-6) << i;
     }
   }
-  world.expect_sent(0);
+};
+
+// Blocks of 256 threads keep 4096 values, those of 512 keep 8192.
+TEST_F(ResidualSteps, AddTheSumAndNorm) {
+  for (const auto& [rows, dim] : {std::pair{3, 2048}, {2, 4096}, {1, 4100}, {1, 8192}}) {
+    for (const bool norms_branch : {false, true}) {
+      for (const bool sends : {true, false}) check(rows, dim, norms_branch, sends);
+    }
+  }
 }
 
 // Messages in another box do not count.

@@ -16,8 +16,22 @@ class Mail {
   // words: of the message to each rank, a multiple of 4. All threads of the grid.
   __device__ Mail(const RankBoxes& boxes, int words) : boxes_(boxes), words_(words) {
     if (!boxes.counters) return;
-    turn_ = load_shared_word(&boxes.counters->turn);
+    turn_ = turn_of(boxes);
     words_before_ = boxes.counters->words;
+  }
+
+  // The box of the message that this rank sends or receives next. Requires that the kernel which
+  // took the message before is complete.
+  __device__ static uint32_t turn_of(const RankBoxes& boxes) {
+    return load_shared_word(&boxes.counters->turn);
+  }
+  // Sends one word of a message to all other ranks.
+  __device__ static void send(const RankBoxes& boxes, uint32_t turn, int at, float value) {
+    const uint32_t word = sent(__float_as_uint(value));
+    for (int rank = 0; rank < boxes.ranks; ++rank) {
+      if (rank != boxes.rank)
+        store_shared_word(boxes.to[rank] + turn * boxes.box_stride + at, word);
+    }
   }
 
   __device__ bool is_other(int rank) const { return rank != boxes_.rank && rank < boxes_.ranks; }

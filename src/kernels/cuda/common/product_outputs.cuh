@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stores the outputs of a product of few rows: bias, gates, the residual stream, and the norms on
-// both sides.
+// Stores the outputs of a product of few rows: bias, gates, the residual stream, the norms on both
+// sides, and messages to other ranks.
 #pragma once
 
 #include "kernels/cuda/common/activation.cuh"
+#include "kernels/cuda/common/mail.cuh"
 #include "kernels/cuda/common/skinny_gemm_params.h"
 
 namespace fovea::kernels::cuda {
@@ -66,18 +67,26 @@ struct ProductOutputs {
     }
   }
 
-  // Terms and factors of the thread's output. The loads begin before the products, because their
-  // trip to the L2 cache would delay the next kernel.
+  // Stores an output that may be sent, too. turn: Mail::turn_of() the boxes.
+  __device__ void store_part(int row, int at, float value, uint32_t turn) const {
+    store(row, at, value);
+    if (params.boxes.sends) Mail::send(params.boxes, turn, row * params.n + at, value);
+  }
+
+  // Terms and factors of the thread's output, and the turn of the message. The loads begin before
+  // the products, because their trip to the L2 cache would delay the next kernel.
   struct Early {
     float stream = 0;
     float weight = 0;
+    uint32_t turn = 0;
   };
   __device__ Early load_early(int first_row, int columns) const {
+    if (params.boxes.sends) return {0, 0, Mail::turn_of(params.boxes)};
     const int row = threadIdx.x / columns;
     const int at = output_of(first_row) + threadIdx.x % columns;
     if (!params.stream || row >= params.rows || at >= params.n) return {};
     return {__ldcg(params.stream + static_cast<int64_t>(row) * params.n + at),
-            params.norm.weight[at]};
+            params.norm.weight[at], 0};
   }
 
   // Adds to the stream, one output a thread, and sums squares over 16 columns, which are 16 lanes.
@@ -135,7 +144,8 @@ struct ProductOutputs {
       const int index = i % weight_rows;
       const int row = i / weight_rows;
       const int at = first + index;
-      if (at < params.n) store(row, at, with_bias(sum_at(row, index) * factors[row], at));
+      if (at >= params.n) continue;
+      store_part(row, at, with_bias(sum_at(row, index) * factors[row], at), early.turn);
     }
   }
 };

@@ -8,7 +8,8 @@
 namespace fovea::kernels::cuda {
 
 // As ResidualParams, with the sum over the ranks of their branches, added in the order of the
-// ranks. dim is a multiple of 4, and arrays are aligned to 16 bytes. One block a row.
+// ranks. dim is a multiple of 4, and arrays are aligned to 16 bytes. One block a row. Without
+// boxes.sends, the product before it has sent the branch (SkinnyGemmParams::boxes).
 struct SumResidualParams {
   ResidualParams residual;
   RankBoxes boxes;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/common/layer_params.h"
+#include "kernels/cuda/common/rank_boxes.h"
 
 namespace fovea::kernels::cuda {
 
@@ -33,6 +34,9 @@ struct SkinnyGemmParams {
   float stream_factor;
   NormWeights norm;
   float* squares;  // [rows, squares_of(n)]: sums of stream^2 over 16 columns each
+  // With boxes.sends, `out` is f32 and dense, and is a message of rows * n words to each other rank
+  // as well. There is neither up_offset nor stream. A sum of rank_sum takes the message.
+  RankBoxes boxes;
 };
 
 constexpr int kSkinnyDepth = 64;

@@ -7,26 +7,19 @@
 
 namespace fovea::kernels::cuda {
 
-struct ResidualConfig {
+// Rows of the residual stream of up to kKept values, which a block of kBlockThreads keeps in
+// registers, four adjacent values at a time.
+template <int kBlockThreads, int kThreadFours>
+struct ResidualRows {
   using Params = ResidualParams;
-  static constexpr int kBlocksPerSm = 1;
-  static constexpr int kThreads = 256;
-  static constexpr KernelTraits kTraits = {kThreads, 0, 1, 0};
+  static constexpr int kThreads = kBlockThreads;
+  static constexpr int kFours = kThreadFours;  // per thread
+  static constexpr int kKept = kThreads * kFours * 4;
+  static constexpr KernelTraits kTraits = {kThreads, 0, 1, kKept};
 
   __device__ static float inverse_rms(float squares, const NormWeights& norm, int dim,
                                       float* shared) {
     return rsqrtf(block_sum<kThreads>(squares, shared) / dim + norm.epsilon);
-  }
-
-  // Rows of up to kKept values are kept in registers, four adjacent values at a time.
-  static constexpr int kFours = 8;  // per thread
-  static constexpr int kKept = kThreads * kFours * 4;
-
-  __device__ static bool is_kept(const Params& params) {
-    return params.dim % 4 == 0 && params.dim <= kKept && params.normed_stride % 4 == 0 &&
-           is_aligned(params.x, 16) && is_aligned(params.branch, 16) &&
-           is_aligned(params.normed, 8) && is_aligned(params.norm.weight, 16) &&
-           is_aligned(params.branch_norm.weight, 16);
   }
 
   __device__ static float sum_of_squares(const float4 (&values)[kFours]) {
@@ -37,15 +30,21 @@ struct ResidualConfig {
     return squares;
   }
 
+  __device__ static float4 load(const float* from) {
+    return *reinterpret_cast<const float4*>(from);
+  }
+
   // Returns the values times factor * (plus + weight), or times the factor without a norm.
   __device__ static float4 scaled(float4 values, float factor, const NormWeights& norm,
-                                  int column) {
+                                  const float4& weight) {
     if (!norm.weight) {
       return {values.x * factor, values.y * factor, values.z * factor, values.w * factor};
     }
-    const float4 weight = *reinterpret_cast<const float4*>(norm.weight + column);
     return {values.x * factor * (norm.plus + weight.x), values.y * factor * (norm.plus + weight.y),
             values.z * factor * (norm.plus + weight.z), values.w * factor * (norm.plus + weight.w)};
+  }
+  __device__ static float4 weight_at(const NormWeights& norm, int column) {
+    return norm.weight ? load(norm.weight + column) : float4{};
   }
 
   __device__ static int column_of(int four) { return (four * kThreads + threadIdx.x) * 4; }
@@ -60,43 +59,64 @@ struct ResidualConfig {
     }
   }
 
-  // branch_at(four, column): four values of the row's branch.
-  template <class BranchAt>
-  __device__ static void run_kept(const ResidualParams& params, float* shared,
-                                  const BranchAt& branch_at) {
-    float4 values[kFours] = {};
-    const int64_t row = blockIdx.x;
-    float* const x = params.x + row * params.dim;
-    if (params.branch) {
-      for_fours(params.dim, [&](int i, int column) { values[i] = branch_at(i, column); });
-      float factor = 1;
-      if (params.branch_norm.weight) {
-        factor = inverse_rms(sum_of_squares(values), params.branch_norm, params.dim, shared);
-      }
-      for_fours(params.dim, [&](int i, int column) {
-        auto* const place = reinterpret_cast<float4*>(x + column);
-        const float4 branch = scaled(values[i], factor, params.branch_norm, column);
-        float4 sum = *place;
-        sum.x += params.branch_factor * branch.x;
-        sum.y += params.branch_factor * branch.y;
-        sum.z += params.branch_factor * branch.z;
-        sum.w += params.branch_factor * branch.w;
-        *place = values[i] = sum;
-      });
-    } else {
-      for_fours(params.dim, [&](int i, int column) {
-        values[i] = *reinterpret_cast<const float4*>(x + column);
-      });
+  // Multiplies the branch by the factor of its norm, and adds it to x.
+  // x_at(four, column): the row of x.
+  template <class XAt>
+  __device__ static void add_branch(const ResidualParams& params, float* shared,
+                                    float4 (&values)[kFours], const XAt& x_at) {
+    float* const x = params.x + static_cast<int64_t>(blockIdx.x) * params.dim;
+    float factor = 1;
+    if (params.branch_norm.weight) {
+      factor = inverse_rms(sum_of_squares(values), params.branch_norm, params.dim, shared);
     }
+    for_fours(params.dim, [&](int i, int column) {
+      const float4 branch =
+          scaled(values[i], factor, params.branch_norm, weight_at(params.branch_norm, column));
+      float4 sum = x_at(i, column);
+      sum.x += params.branch_factor * branch.x;
+      sum.y += params.branch_factor * branch.y;
+      sum.z += params.branch_factor * branch.z;
+      sum.w += params.branch_factor * branch.w;
+      *reinterpret_cast<float4*>(x + column) = values[i] = sum;
+    });
+  }
+
+  // Stores the norm of the row. norm_at(four, column): the norm's weights.
+  template <class NormAt>
+  __device__ static void store_normed(const ResidualParams& params, float* shared,
+                                      const float4 (&values)[kFours], const NormAt& norm_at) {
     if (!params.normed) return;
     float factor = 1;
     if (params.norm.weight) {
       factor = inverse_rms(sum_of_squares(values), params.norm, params.dim, shared);
     }
-    auto* const normed = static_cast<uint16_t*>(params.normed) + row * params.normed_stride;
+    auto* const normed = static_cast<uint16_t*>(params.normed) + blockIdx.x * params.normed_stride;
     for_fours(params.dim, [&](int i, int column) {
-      four_to_bf16(normed + column, scaled(values[i], factor, params.norm, column));
+      four_to_bf16(normed + column, scaled(values[i], factor, params.norm, norm_at(i, column)));
     });
+  }
+};
+
+struct ResidualConfig : ResidualRows<256, 8> {
+  static constexpr int kBlocksPerSm = 1;
+
+  __device__ static bool is_kept(const Params& params) {
+    return params.dim % 4 == 0 && params.dim <= kKept && params.normed_stride % 4 == 0 &&
+           is_aligned(params.x, 16) && is_aligned(params.branch, 16) &&
+           is_aligned(params.normed, 8) && is_aligned(params.norm.weight, 16) &&
+           is_aligned(params.branch_norm.weight, 16);
+  }
+
+  __device__ static void run_kept(const Params& params, float* shared) {
+    float4 values[kFours] = {};
+    const int64_t first = static_cast<int64_t>(blockIdx.x) * params.dim;
+    const auto x_at = [&](int, int column) { return load(params.x + first + column); };
+    for_fours(params.dim, [&](int i, int column) {
+      values[i] = params.branch ? load(params.branch + first + column) : x_at(i, column);
+    });
+    if (params.branch) add_branch(params, shared, values, x_at);
+    store_normed(params, shared, values,
+                 [&](int, int column) { return weight_at(params.norm, column); });
   }
 
   // A thread accesses the same columns in every step, so x needs no barrier.
@@ -105,11 +125,7 @@ struct ResidualConfig {
     wait_and_allow_next();
     const int64_t row = blockIdx.x;
     const float* const branch = params.branch + row * params.dim;
-    if (is_kept(params)) {
-      return run_kept(params, shared, [&](int, int column) {
-        return *reinterpret_cast<const float4*>(branch + column);
-      });
-    }
+    if (is_kept(params)) return run_kept(params, shared);
     float* const x = params.x + row * params.dim;
     if (params.branch) {
       float squares = 0;

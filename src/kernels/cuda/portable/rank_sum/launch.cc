@@ -7,10 +7,8 @@
 namespace fovea::kernels::cuda {
 namespace {
 
-constexpr int32_t kMaxDim = 8192;  // ResidualConfig::kKept
-
-Kernel load(const char* op, int sm, gpu::KernelStore& store) {
-  return Kernel(make_variant(family("portable/rank_sum"), {op}, sm), store);
+Kernel load(const char* op, const char* threads, int sm, gpu::KernelStore& store) {
+  return Kernel(make_variant(family("portable/rank_sum"), {op, threads}, sm), store);
 }
 
 bool is_aligned(const void* address, uintptr_t bytes) {
@@ -20,7 +18,9 @@ bool is_aligned(const void* address, uintptr_t bytes) {
 }  // namespace
 
 RankSum::RankSum(int sm, gpu::KernelStore& store)
-    : values_(load("values", sm, store)), residual_(load("residual", sm, store)) {}
+    : values_(load("values", "256", sm, store)),
+      residual_(load("residual", "256", sm, store)),
+      long_residual_(load("residual", "512", sm, store)) {}
 
 bool RankSum::serves(const SumResidualParams& params) {
   const ResidualParams& step = params.residual;
@@ -36,7 +36,9 @@ bool RankSum::serves(const SumValuesParams& params) {
 }
 
 void RankSum::add(const SumResidualParams& params, Stream stream) const {
-  residual_.launch({static_cast<uint32_t>(params.residual.rows)}, params, stream, kOverlapped);
+  const bool fits = params.residual.dim <= residual_.key_tile();
+  const Kernel& kernel = fits ? residual_ : long_residual_;
+  kernel.launch({static_cast<uint32_t>(params.residual.rows)}, params, stream, kOverlapped);
 }
 
 void RankSum::sum(const SumValuesParams& params, Stream stream) const {

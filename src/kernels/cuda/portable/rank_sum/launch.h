@@ -9,6 +9,8 @@ namespace fovea::kernels::cuda {
 
 class RankSum {
  public:
+  static constexpr int32_t kMaxDim = 8192;  // a row that a block of 512 threads keeps
+
   // Loads the kernels onto the current GPU. Errors as Kernel's constructor.
   RankSum(int sm, gpu::KernelStore& store);
 
@@ -21,7 +23,7 @@ class RankSum {
   void sum(const SumValuesParams& params, Stream stream) const;
 
  private:
-  Kernel values_, residual_;
+  Kernel values_, residual_, long_residual_;
 };
 
 }  // namespace fovea::kernels::cuda

@@ -14,7 +14,7 @@ namespace fovea::kernels::cuda {
 
 constexpr int kBoxDepth = 64;  // values of k in a box: rows of 128 bytes
 constexpr int kDepth = 128;    // values of k in a stage
-constexpr int kBoxes = kDepth / kBoxDepth;
+constexpr int kStageBoxes = kDepth / kBoxDepth;
 constexpr int kGroupColumns = 64;  // rows of the weight that a warpgroup multiplies
 constexpr int kMaxSplits = 2;      // blocks that share k
 static_assert(kDepth == kNarrowDepth);
@@ -30,8 +30,8 @@ struct NarrowTiles {
   static constexpr int kThreads = kConsumers + 32;  // with a producer warp
 
   struct Stage {
-    uint16_t weight[kBoxes][kColumns][kBoxDepth];
-    uint16_t x[kBoxes][kRows][kBoxDepth];
+    uint16_t weight[kStageBoxes][kColumns][kBoxDepth];
+    uint16_t x[kStageBoxes][kRows][kBoxDepth];
   };
   // The other block of the cluster sends each thread four sums of every 16 rows. A tile of three
   // warpgroups is never shared.

@@ -24,6 +24,7 @@ struct Epilogue {
   // exchange sums, because a trip to the L2 cache would delay the next kernel.
   static constexpr int kItems = kRows * (Shape::kColumns / 4) / Shape::kConsumers;
   float4 stream[kItems] = {}, norm[kItems] = {};
+  uint32_t turn = 0;
 
   // Each block of a cluster stores half of the rows.
   __device__ __forceinline__ int rows_of_block() const { return kRows / params.splits; }
@@ -86,6 +87,7 @@ struct Epilogue {
   }
 
   __device__ __forceinline__ void load_early() {
+    if (params.product.boxes.sends) turn = Mail::turn_of(params.product.boxes);
     if (!params.product.stream) return;
     for_items([&](int item, int row, int i) {
       const int at = part.tile * Shape::kColumns + i * 4;
@@ -150,7 +152,7 @@ struct Epilogue {
     for_all<Shape::kColumns>([&](int row, int i) {
       const int at = part.tile * Shape::kColumns + i;
       if (row >= end_row() || at >= params.product.n) return;
-      outputs().store(row, at, outputs().with_bias(product(row, i), at));
+      outputs().store_part(row, at, outputs().with_bias(product(row, i), at), turn);
     });
   }
   __device__ __forceinline__ void store_gated() const {

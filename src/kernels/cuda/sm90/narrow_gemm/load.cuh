@@ -19,14 +19,14 @@ struct Producer {
   __device__ __forceinline__ void copy_weight(int stage, int i) const {
     shared.full[stage].arrive_expecting(sizeof(typename Shape::Stage));
 #pragma unroll
-    for (int box = 0; box < kBoxes; ++box) {
+    for (int box = 0; box < kStageBoxes; ++box) {
       load_box(shared.stages[stage].weight[box], params.weight, shared.full[stage], kEvictFirst,
                part.depth_of(i) + box * kBoxDepth, 0, 0, part.tile * (Shape::kColumns / 16));
     }
   }
   __device__ __forceinline__ void copy_x(int stage, int i) const {
 #pragma unroll
-    for (int box = 0; box < kBoxes; ++box) {
+    for (int box = 0; box < kStageBoxes; ++box) {
       load_box(shared.stages[stage].x[box], params.x, shared.full[stage],
                part.depth_of(i) + box * kBoxDepth, 0);
     }

@@ -20,7 +20,7 @@ __device__ __forceinline__ void multiply(typename NarrowTiles<kRows, kGroups>::S
     shared.full[ring.stage].wait(ring.phase);
     products_begin();
 #pragma unroll
-    for (int box = 0; box < kBoxes; ++box) {
+    for (int box = 0; box < kStageBoxes; ++box) {
       const uint64_t weight =
           rows_descriptor(shared_address(stage.weight[box][group * kGroupColumns]));
       const uint64_t x = rows_descriptor(shared_address(stage.x[box]));
