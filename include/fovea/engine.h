@@ -72,11 +72,11 @@ struct EngineOptions {
   // tokens. "ngram": tokens that followed an earlier occurrence of the text's last ones.
   // "draft:FOLDER": tokens of a smaller model with the same vocabulary, whose caches are a part of
   // kv_memory_bytes. "eagle:FOLDER": tokens of an EAGLE-3 head (arXiv:2503.01840), or of the MTP
-  // layer of DeepSeek-V3 (arXiv:2412.19437), that was trained for the model and reads hidden states
-  // of its layers; its caches, and what it keeps of the hidden states of each cached token, are a
-  // part of kv_memory_bytes. Empty: off. Text is that without speculation, sampled text too,
-  // because a guess counts only if it is the token that the request draws; the bits of its logits
-  // are equal in batch-invariant mode. Refused for models with recurrent states, and with overlap.
+  // layer of DeepSeek-V3 (arXiv:2412.19437) or Qwen3-Next, that was trained for the model and reads
+  // hidden states of its layers; its caches, and what it keeps of the hidden states of each cached
+  // token, are a part of kv_memory_bytes, as is a recurrent state for each guess. Empty: off. Text
+  // is that without speculation, sampled text too, because a guess counts only if it is the token
+  // that the request draws; bits of logits are equal in batch-invariant mode. Refused with overlap.
   // "oracle:LENGTH", with random_weights only, measures speed: random guesses are accepted,
   // whatever the model says, so that a step of max_drafts guesses yields LENGTH tokens on average.
   std::string speculate = {};

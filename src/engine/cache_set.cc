@@ -19,6 +19,7 @@ CacheSet::CacheSet(CacheSetOptions options)
     KvPool* pool = nullptr;
     if (group.state) {
       state_ = make_state_pool(*group.state, options_.plan.state_slots, options_.device);
+      spare_states_.reserve(static_cast<size_t>(options_.plan.state_slots));
     } else if (group.kv->window > 0) {
       window_pools_.push_back(
           make_window_kv_pool(*group.kv, options_.plan.window_pages[g], slots, options_.device));
@@ -64,8 +65,38 @@ bool CacheSet::take_state(CacheLease& lease) {
 }
 
 std::optional<int32_t> CacheSet::allocate_state() {
-  const std::optional<int32_t> slot = state_->allocate();
-  return !slot && prefix_ && prefix_->evict_state() ? state_->allocate() : slot;
+  if (const std::optional<int32_t> slot = state_->allocate()) return slot;
+  if (!spare_states_.empty()) {
+    state_->release(spare_states_.back());
+    spare_states_.pop_back();
+    return state_->allocate();
+  }
+  return prefix_ && prefix_->evict_state() ? state_->allocate() : std::nullopt;
+}
+
+bool CacheSet::hold_draft_states(CacheLease& lease, int32_t drafts) {
+  if (!state_) return true;
+  lease.draft_states.reserve(static_cast<size_t>(drafts));
+  while (lease.draft_states.size() < static_cast<size_t>(drafts)) {
+    std::optional<int32_t> slot;
+    if (spare_states_.empty()) {
+      slot = allocate_state();
+    } else {
+      slot = spare_states_.back();
+      spare_states_.pop_back();
+    }
+    if (!slot) {
+      release_draft_states(lease);
+      return false;
+    }
+    lease.draft_states.push_back(*slot);
+  }
+  return true;
+}
+
+void CacheSet::release_draft_states(CacheLease& lease) {
+  for (const int32_t slot : lease.draft_states) spare_states_.push_back(slot);
+  lease.draft_states.clear();
 }
 
 bool CacheSet::reuse_prefix(CacheLease& lease, const CachedText& text) {
@@ -144,6 +175,11 @@ bool CacheSet::hold_windows(CacheLease& lease, int32_t begin, int32_t end) {
 }
 
 void CacheSet::truncate(CacheLease& lease, int32_t tokens) {
+  if (!lease.draft_states.empty() && tokens < lease.tokens) {
+    const auto rejected = static_cast<size_t>(lease.tokens - tokens);
+    std::swap(lease.state_slot, lease.draft_states[lease.draft_states.size() - rejected]);
+  }
+  release_draft_states(lease);
   if (tokens >= lease.tokens) return;
   const int32_t kept = ceil_div(tokens, options_.page_size);
   const int32_t held = ceil_div(lease.tokens, options_.page_size);
@@ -213,6 +249,7 @@ void CacheSet::release(CacheLease& lease) {
   for (int32_t position = 0; position < lease.tokens; position += options_.page_size) {
     release_page(page_of(lease, position / options_.page_size));
   }
+  release_draft_states(lease);
   if (lease.state_slot >= 0) state_->release(lease.state_slot);
   if (lease.row > 0) table_.release(lease.row);
   lease = {};
@@ -261,7 +298,8 @@ bool CacheSet::empty() const {
   return pages_.free_pages() == pages_.pages() - 1 &&
          table_.available() == table_.max_requests() - 1 &&
          std::ranges::all_of(window_pools_, window_is_empty) &&
-         (!state_ || state_->free_slots() == state_->slots() - 1);
+         (!state_ ||
+          state_->free_slots() + static_cast<int32_t>(spare_states_.size()) == state_->slots() - 1);
 }
 
 }  // namespace fovea

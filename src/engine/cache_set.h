@@ -34,10 +34,13 @@ struct CacheLease {
   struct Pages {
     int32_t begin = 0, end = 0;
   };
-  int32_t row = 0;             // row of the request table; 0 if nothing is held
-  int32_t tokens = 0;          // number of slots listed in the row
-  int32_t cached_tokens = 0;   // tokens filled by earlier requests, a part of `tokens`
-  int32_t state_slot = -1;     // -1 without linear layers
+  int32_t row = 0;            // row of the request table; 0 if nothing is held
+  int32_t tokens = 0;         // number of slots listed in the row
+  int32_t cached_tokens = 0;  // tokens filled by earlier requests, a part of `tokens`
+  int32_t state_slot = -1;    // -1 without linear layers
+  // With linear layers, while a pass verifies drafts: slots of the states after its tokens but the
+  // last one, whose state is that of state_slot.
+  std::vector<int32_t> draft_states;
   std::vector<Pages> windows;  // one entry per window pool
 };
 
@@ -64,9 +67,13 @@ class CacheSet {
   // if a pool is full; the lease then stays valid.
   bool extend(CacheLease& lease, int32_t begin, int32_t end);
 
+  // With linear layers, takes a slot for the state before each of the last `drafts` tokens of the
+  // lease. Returns false, and takes none, if the pool is full.
+  bool hold_draft_states(CacheLease& lease, int32_t drafts);
+
   // Gives back the memory of all tokens but the first `tokens`, which must include all that
-  // publish() and admit() named. Rolls back an extend() for drafts. Not for models with recurrent
-  // states.
+  // publish() and admit() named. Rolls back an extend() for drafts. With linear layers, the state
+  // becomes that after these tokens: one of those that hold_draft_states() took, or the last one.
   void truncate(CacheLease& lease, int32_t tokens);
 
   // Offers the full pages of `text`, which must be computed, to later requests. With linear layers
@@ -97,6 +104,7 @@ class CacheSet {
   PrefixDomain domain(std::string_view salt) const;
   bool take_state(CacheLease& lease);
   std::optional<int32_t> allocate_state();  // evicts a snapshot if no state is free
+  void release_draft_states(CacheLease& lease);
   bool reuse_prefix(CacheLease& lease, const CachedText& text);
   PrefixMatch match(const CachedText& text);
   int32_t usable(std::span<const int64_t> pages) const;
@@ -116,6 +124,9 @@ class CacheSet {
   std::vector<std::unique_ptr<WindowKvPool>> window_pools_;
   std::vector<WindowPages> windows_;  // one for each of window_pools_
   std::unique_ptr<StatePool> state_;
+  // Slots of draft states that no lease has. They are not released, because a pool clears what it
+  // allocates.
+  std::vector<int32_t> spare_states_;
   std::unique_ptr<PrefixCache> prefix_;
   std::vector<KvPool*> kv_;            // one per group
   std::vector<int64_t> slots_, held_;  // scratch

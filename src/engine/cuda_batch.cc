@@ -49,6 +49,7 @@ CudaBatch::Layout CudaBatch::layout_from(size_t begin, const BatchLimits& limits
   at.token_rows = take(tokens * sizeof(int32_t));
   at.drawn_by = take(tokens * sizeof(int32_t));
   at.out_slots = take(tokens * sizeof(int64_t));
+  at.snapshot_slots = take(tokens * sizeof(int32_t));
   at.q_indptr = take((requests + 1) * sizeof(int32_t));
   at.kv_lens = take(requests * sizeof(int32_t));
   at.rows = take(requests * sizeof(int32_t));
@@ -127,8 +128,8 @@ PassSize CudaBatch::fill(std::span<const PassPart> parts, RequestTable& table) {
     size = fill_arrays(
         parts, limits_, table,
         {host<int32_t>(at.tokens), host<int32_t>(at.positions), host<int32_t>(at.logit_rows),
-         host<int32_t>(at.features), host<int64_t>(at.out_slots), host<int32_t>(at.q_indptr),
-         host<int32_t>(at.kv_lens), host<int32_t>(at.rows)});
+         host<int32_t>(at.features), host<int64_t>(at.out_slots), host<int32_t>(at.snapshot_slots),
+         host<int32_t>(at.q_indptr), host<int32_t>(at.kv_lens), host<int32_t>(at.rows)});
   } catch (...) {
     step_back();
     throw;
@@ -176,7 +177,7 @@ void CudaBatch::pad(const Layout& at, const PassSize& filled, const PassSize& pa
   for (int32_t i = filled.tokens; i < padded.tokens; ++i) {
     host<int32_t>(at.tokens)[i] = host<int32_t>(at.positions)[i] = 0;
     host<int32_t>(at.token_rows)[i] = host<int32_t>(at.features)[i] = 0;
-    host<int32_t>(at.drawn_by)[i] = -1;
+    host<int32_t>(at.drawn_by)[i] = host<int32_t>(at.snapshot_slots)[i] = -1;
     host<int64_t>(at.out_slots)[i] = -1;
   }
   for (int32_t i = filled.logit_rows; i < padded.logit_rows; ++i) {
@@ -282,6 +283,10 @@ BatchView CudaBatch::view(const PassSize& size) const {
   view.table = {.entries = table_.data<int32_t>(), .stride = table_stride_, .rows = table_rows_};
   view.out_slots = {device<int64_t>(at.out_slots), static_cast<size_t>(size.tokens)};
   view.linear.state_slots = {device<int32_t>(at.state_slots), requests};
+  if (size.snapshots) {
+    view.linear.snapshot_slots = {device<int32_t>(at.snapshot_slots),
+                                  static_cast<size_t>(size.tokens)};
+  }
   if (size.shares_prefixes) {
     view.hints.shared_prefix = {device<int32_t>(at.shared_prefix), requests};
   }

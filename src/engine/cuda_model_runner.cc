@@ -125,7 +125,8 @@ PaddedPassOptions CudaModelRunner::padded_options(const ModelRunnerOptions& opti
       .max_width = options.captures_extends ? std::min(options.max_width, limits_.max_q_len) : 1,
       .logit_rows = logit_rows_,
       .chunks = options.captures_extends,
-      .draws = draws()};
+      .draws = draws(),
+      .snapshots = caches_.has_state()};
 }
 
 // Model and caches are there while the pass ends and memory is freed.

@@ -14,6 +14,19 @@ namespace {
 // A step computes the request's last token, and before it the last draft if all were accepted.
 constexpr int32_t kDraftWidth = 2;
 
+// Returns the bytes of the states that the model wants, whatever the length of requests.
+size_t state_bytes(const ModelInfo& model, const EngineOptions& options) {
+  const int32_t requests = std::min(options.max_requests, options.max_batch_tokens);
+  const int32_t slots =
+      state_slots(requests, options.max_drafts, options.prefix_cache ? requests : 0);
+  size_t bytes = 0;
+  for (const LayerGroup& group : model.groups) {
+    if (is_linear(group.spec.kind))
+      bytes += static_cast<size_t>(slots) * group.state.bytes_per_slot();
+  }
+  return bytes;
+}
+
 double page_bytes(const ModelInfo& model, const EngineOptions& options) {
   double bytes = 0;
   for (const CacheGroup& group : cache_groups(model, options))
@@ -70,7 +83,8 @@ void divide_budget(const ModelInfo& model, size_t free_bytes, EngineOptions& opt
       draft.head == nullptr ? 0
                             : static_cast<double>(draft.head->feature_bytes(options.page_size, 0));
   const size_t budget = options.kv_memory_bytes > 0 ? options.kv_memory_bytes : free_bytes / 2;
-  const double share = static_cast<double>(budget) / (own + other + features);
+  const size_t states = std::min(budget / 2, state_bytes(model, options));
+  const double share = static_cast<double>(budget - states) / (own + other + features);
   draft.options.kv_memory_bytes = static_cast<size_t>(share * other);
   options.kv_memory_bytes =
       budget - draft.options.kv_memory_bytes - static_cast<size_t>(share * features);

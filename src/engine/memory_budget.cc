@@ -55,7 +55,7 @@ MemoryPlan sized(const MemoryDemand& demand, int64_t pages, Width width) {
   for (size_t g = 0; g < demand.groups.size(); ++g) {
     const CacheGroup& group = demand.groups[g];
     if (group.state) {
-      plan.state_slots = 1 + width.running + kSnapshotsPerRequest * width.cached;
+      plan.state_slots = state_slots(width.running, demand.max_drafts, width.cached);
       plan.bytes += static_cast<size_t>(plan.state_slots) * group.state->bytes_per_slot() +
                     static_cast<size_t>(group.state->layers) * kAlignmentSlack;
     } else if (group.kv->window > 0) {
@@ -99,6 +99,10 @@ int32_t affordable_context(const MemoryDemand& demand) {
 }
 
 }  // namespace
+
+int32_t state_slots(int32_t running, int32_t max_drafts, int32_t cached) {
+  return 1 + running * (1 + max_drafts) + kSnapshotsPerRequest * cached;
+}
 
 MemoryPlan plan_memory(const MemoryDemand& wish) {
   MemoryDemand demand = wish;

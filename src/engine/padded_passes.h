@@ -21,6 +21,7 @@ struct PaddedPassOptions {
   int32_t logit_rows = 1;    // max rows of logits of such a pass
   bool chunks = false;       // passes with small chunks of prompts are padded
   bool draws = false;        // passes draw their tokens
+  bool snapshots = false;    // passes with several new tokens of a request name slots of states
 };
 
 class PaddedPasses {

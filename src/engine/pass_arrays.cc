@@ -29,6 +29,9 @@ PassSize fill_arrays(std::span<const PassPart> parts, const BatchLimits& limits,
       arrays.positions[size.tokens + i] = part.begin + i;
       arrays.out_slots[size.tokens + i] = slots[static_cast<size_t>(part.begin + i)];
     }
+    std::fill_n(arrays.snapshot_slots + size.tokens, count, -1);
+    std::ranges::copy(part.lease->draft_states, arrays.snapshot_slots + size.tokens);
+    size.snapshots |= !part.lease->draft_states.empty();
     size.tokens += count;
     for (int32_t row = size.tokens - part.logit_rows; row < size.tokens; ++row) {
       arrays.logit_rows[size.logit_rows++] = row;

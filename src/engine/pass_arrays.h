@@ -19,6 +19,7 @@ struct PassSize {
   int32_t draw_count = 0;        // entries of the list of draws, of which some may draw nothing
   bool draws = false;            // the listed tokens are drawn
   bool shares_prefixes = false;  // the batch names its shared prefixes
+  bool snapshots = false;        // the batch names slots of the states after its tokens
   bool padded = false;           // the sizes are a graph's
   ForwardMode mode = ForwardMode::extend;
 };
@@ -28,6 +29,7 @@ struct PassSize {
 struct PassArrays {
   int32_t *tokens, *positions, *logit_rows, *features;  // [max_tokens]
   int64_t* out_slots;                                   // [max_tokens]
+  int32_t* snapshot_slots;                              // [max_tokens]
   int32_t* q_indptr;                                    // [max_requests + 1]
   int32_t *kv_lens, *request_rows;                      // [max_requests]
 };

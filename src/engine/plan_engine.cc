@@ -69,6 +69,7 @@ CacheSetOptions cache_options(const EngineOptions& options, const ModelInfo& mod
   demand.max_context = context_of(options, model);
   demand.shrink_context = options.max_context == 0;
   demand.prefix_cache = caches.prefix_cache;
+  demand.max_drafts = options.speculate.empty() ? 0 : options.max_drafts;
   demand.budget = options.kv_memory_bytes > 0 ? options.kv_memory_bytes : free_bytes / 2;
   caches.plan = plan_memory(demand);
   return caches;
@@ -114,18 +115,6 @@ void check_speculation(const EngineOptions& options) {
                  "speculate is {}, which does not work with overlap: drafts follow the tokens that "
                  "the pass before them draws",
                  options.speculate);
-}
-
-// States contain every token that was computed, drafts that are rejected, too.
-void check_drafts(const EngineOptions& options, const ModelInfo& model,
-                  const CacheSetOptions& caches) {
-  if (options.speculate.empty()) return;
-  const bool has_states = std::ranges::any_of(
-      caches.groups, [](const CacheGroup& group) { return group.state.has_value(); });
-  if (!has_states) return;
-  fail(ErrorCode::unsupported,
-       "speculate is {}, but {} has recurrent states, which cannot forget rejected drafts",
-       options.speculate, model.architecture);
 }
 
 int32_t prompt_rows(const EngineOptions& options, const ModelInfo& model) {
@@ -189,7 +178,6 @@ SizedEngine size_engine(const EngineOptions& options, const ModelInfo& model,
                         const DeviceInfo& device, size_t free_bytes) {
   SizedEngine sized;
   sized.caches = cache_options(options, model, device.device(), free_bytes);
-  check_drafts(options, model, sized.caches);
   sized.limits = batch_limits(options, sized.caches, device);
   sized.selections =
       select_group_backends(model, sized.caches.groups, options, sized.limits, device);

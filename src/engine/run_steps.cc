@@ -304,10 +304,7 @@ bool TextEngine::accept(Outcome& outcome) {
   for (SampledToken& sampled : outcome.sampled) {
     if (!emit(outcome, sampled)) return false;
   }
-  if (holds_lease && outcome.chunk.drafts > 0) {
-    request.computed = request.length() - 1;
-    parts_.caches->truncate(request.lease, request.computed);
-  }
+  if (holds_lease) keep_text(outcome);
   return true;
 }
 
@@ -332,6 +329,7 @@ bool TextEngine::emit(const Outcome& outcome, SampledToken& sampled) {
   }
   event.text += request.held_text();
   if (outcome.preemptions == request.preemptions) {
+    keep_text(outcome);
     parts_.caches->publish(request.lease, first_tokens(request, request.length() - 1));
   }
   end_request(request.id, std::move(event));

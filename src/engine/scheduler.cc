@@ -169,7 +169,8 @@ int32_t Scheduler::add_drafts(size_t chunk, int32_t wanted) {
   const int32_t count = std::min(wanted, tokens_left_);
   if (count <= 0) return 0;
   CacheLease& lease = extended.request->lease;
-  if (!caches_.extend(lease, extended.begin, extended.end + count)) {
+  if (!caches_.extend(lease, extended.begin, extended.end + count) ||
+      !caches_.hold_draft_states(lease, count)) {
     caches_.truncate(lease, extended.end);
     return 0;
   }

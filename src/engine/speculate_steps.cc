@@ -90,6 +90,14 @@ void TextEngine::take_drawn(Outcome& outcome) const {
   }
 }
 
+// Cuts the request's memory to its text.
+void TextEngine::keep_text(const Outcome& outcome) {
+  if (outcome.chunk.drafts == 0) return;
+  Request& request = *outcome.chunk.request;
+  request.computed = request.length() - 1;
+  parts_.caches->truncate(request.lease, request.computed);
+}
+
 // Counts the drafts of a pass whose tokens are drawn.
 void TextEngine::count_drafts(EnginePass& pass, double seconds) {
   StepRecord& record = pass.record;

@@ -145,6 +145,7 @@ class TextEngine final : public Engine {
   void count_drafts(EnginePass& pass, double seconds);
   void deliver(Outcome& outcome);
   bool accept(Outcome& outcome);
+  void keep_text(const Outcome& outcome);
   bool emit(const Outcome& outcome, SampledToken& sampled);
   FinishReason finish_reason(const Request& request, int32_t token) const;
   void fail_request(int64_t id, std::string why);

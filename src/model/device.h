@@ -289,7 +289,7 @@ class ModelDevice {
   virtual void embedding(const kernels::EmbeddingParams& params) = 0;
   virtual void gather_rows(const kernels::ExpertRowsParams& params) = 0;  // requires a null weight
   // Copies `width` values of row r, f32 or activations, to row index[r] of `to`, which is f32,
-  // unless that is negative.
+  // unless that is negative. Without an index it is row r.
   virtual void store_rows(Rows from, Rows to, const int64_t* index, int64_t rows,
                           int64_t width) = 0;
   // Computes out[r, c] = x[r, index[c]] for c < width, or -inf where the index is negative. x and

@@ -200,8 +200,10 @@ void LoadedHead::forward(const ModelInputs& inputs, std::span<AttentionBackend* 
   pass.arena = arena(scratch_);
   parts_.feed->forward(pass, buffers_.normed, branch);
   step(kept, buffers_.branch, parts_.final_norm, buffers_.normed, logit_rows_);
-  device.copy_rows({kept, hidden(), DType::f32},
-                   {features + slots_ * hidden(), hidden(), DType::f32}, logit_rows_, hidden());
+  const Rows made =
+      parts_.final_norm_makes_features ? buffers_.normed : Rows{kept, hidden(), DType::f32};
+  device.store_rows(made, {features + slots_ * hidden(), hidden(), DType::f32}, nullptr,
+                    logit_rows_, hidden());
 }
 
 void LoadedHead::logits(int64_t first_row, std::span<float> logits) {

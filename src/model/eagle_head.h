@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Heads that draft from what another model has computed of a text: EAGLE-3 (arXiv:2503.01840), in
-// the form of its public checkpoints, and the MTP layer of DeepSeek-V3 (arXiv:2412.19437). A head
-// is one decoder layer. Its token i has two inputs: the embedding of token i + 1 of the text, and
-// the features that the model noted of token i, or, where the model has not computed token i yet,
-// the head's own hidden state before it. It predicts token i + 2.
+// the form of its public checkpoints, and the MTP layers of DeepSeek-V3 (arXiv:2412.19437) and
+// Qwen3-Next. A head is one decoder layer. Its token i has two inputs: the embedding of token i + 1
+// of the text, and the features that the model noted of token i, or, where the model has not
+// computed token i yet, the head's own hidden state before it. It predicts token i + 2.
 #pragma once
 
 #include <cstddef>
@@ -31,9 +31,10 @@ class EagleHead : public Model {
 
 // Reads config.json and model.safetensors of the folder `path`: fc, midlayer, norm, lm_head and,
 // for a part of the vocabulary, d2t, which is what to add to the head's token to get the model's.
-// Embeddings are the model's if there is no embed_tokens. If the config is that of DeepSeek-V3,
-// reads its MTP layer, model.layers.N with N layers before it, which a published checkpoint has
-// itself; embeddings and head are the model's if the layer has none. `model` must outlive the head.
+// Embeddings are the model's if there is no embed_tokens. If the config is that of DeepSeek-V3 or
+// Qwen3-Next, reads its MTP layer, which a published checkpoint has itself: model.layers.N with N
+// layers before it, or mtp. Embeddings and head are the model's if the layer has none. `model` must
+// outlive the head.
 // With `random`, generates the weights, as load_model() does. Throws Error{unsupported} or
 // Error{invalid_argument} that names what does not fit the model: vocabulary, width or layers.
 std::unique_ptr<EagleHead> load_eagle_head(const std::string& path,

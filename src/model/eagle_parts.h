@@ -23,6 +23,8 @@ struct EagleParts {
   Norm mixer_norm;
   std::unique_ptr<Block> mixer, feed;
   std::unique_ptr<RotaryTable> rotary;
+  // The features of the next draft are the results of final_norm; otherwise they precede it.
+  bool final_norm_makes_features = false;
   Linear head;
   const int32_t* columns = nullptr;  // [vocabulary] the head's logit of each token; null: its own
 };
@@ -30,6 +32,9 @@ struct EagleParts {
 // Reads an MTP layer of DeepSeek-V3: norms, matrices, attention and experts. Its embedding and its
 // head may be the model's.
 void read_deepseek_mtp(const JsonObject& config, const Weights& layer, EagleParts& parts);
+// Reads the MTP layer of Qwen3-Next, the tensors under `mtp`: norms, matrices, attention with an
+// output gate, and experts.
+void read_qwen3_next_mtp(const JsonObject& config, const Weights& mtp, EagleParts& parts);
 
 std::unique_ptr<EagleHead> make_eagle_head(EagleParts parts);
 

@@ -109,8 +109,9 @@ class HostDevice final : public ModelDevice {
 
   void store_rows(Rows from, Rows to, const int64_t* index, int64_t rows, int64_t width) override {
     for (int64_t row = 0; row < rows; ++row) {
-      if (index[row] < 0) continue;
-      std::copy_n(from.floats() + row * from.stride, width, to.floats() + index[row] * to.stride);
+      const int64_t place = index != nullptr ? index[row] : row;
+      if (place < 0) continue;
+      std::copy_n(from.floats() + row * from.stride, width, to.floats() + place * to.stride);
     }
   }
   void spread_columns(Rows x, Rows out, const int32_t* index, int64_t rows,

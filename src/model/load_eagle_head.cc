@@ -58,35 +58,42 @@ std::vector<int32_t> read_columns(const Checkpoint& checkpoint, int64_t vocabula
   return columns;
 }
 
-constexpr std::string_view kMtp = "DeepseekV3ForCausalLM";
+constexpr std::string_view kDeepseek = "DeepseekV3ForCausalLM";
+constexpr std::string_view kQwen3Next = "Qwen3NextForCausalLM";
+
+// An MTP layer has the config of its model.
+bool is_mtp(std::string_view architecture) {
+  return architecture == kDeepseek || architecture == kQwen3Next;
+}
 
 std::string architecture_of(const JsonObject& config, const std::string& path) {
   const std::vector<std::string> names = config.texts("architectures");
   const std::string name = names.empty() ? "" : names[0];
-  if (name == "LlamaForCausalLMEagle3" || name == "Eagle3LlamaForCausalLM" || name == kMtp)
+  if (name == "LlamaForCausalLMEagle3" || name == "Eagle3LlamaForCausalLM" || is_mtp(name))
     return name;
   fail(ErrorCode::unsupported,
        "{}: the architecture is {}; heads are LlamaForCausalLMEagle3, Eagle3LlamaForCausalLM and "
-       "the MTP layer of {}",
-       printable(path), quote(name), kMtp);
+       "the MTP layers of {} and {}",
+       printable(path), quote(name), kDeepseek, kQwen3Next);
 }
 
-// An MTP layer has the config of its model.
-void check_layers(const JsonObject& config, const ModelInfo& model, bool is_mtp) {
+void check_layers(const JsonObject& config, const ModelInfo& model, std::string_view architecture) {
   const int32_t layers = read_layers(config);
-  if (!is_mtp && layers != 1) {
+  if (!is_mtp(architecture)) {
+    if (layers == 1) return;
     fail(ErrorCode::unsupported, "num_hidden_layers is {}; heads of one layer are supported",
          layers);
   }
-  if (!is_mtp) return;
   check_argument(layers == model.layers,
                  "speculate: the MTP layer follows {} layers, the model has {}", layers,
                  model.layers);
-  if (config.integer_or("num_nextn_predict_layers", 0, 0, 64) == 0)
+  // Public configs of Qwen3-Next do not mention its layer.
+  const int64_t fallback = architecture == kQwen3Next ? 1 : 0;
+  if (config.integer_or("num_nextn_predict_layers", fallback, 0, 64) == 0)
     config.refuse("num_nextn_predict_layers", "at least 1: there is no MTP layer");
 }
 
-void check_config(const JsonObject& config, const ModelInfo& model, bool is_mtp) {
+void check_config(const JsonObject& config, const ModelInfo& model, std::string_view architecture) {
   const int32_t vocabulary = read_size(config, "vocab_size");
   check_argument(vocabulary == model.vocabulary,
                  "speculate: the head has a vocabulary of {} tokens, the model of {}", vocabulary,
@@ -97,7 +104,7 @@ void check_config(const JsonObject& config, const ModelInfo& model, bool is_mtp)
                  "speculate: the head is made for a model whose hidden states have {} values, "
                  "those of the model have {}",
                  read_size(config, width), model.hidden);
-  check_layers(config, model, is_mtp);
+  check_layers(config, model, architecture);
   require_text(config, "hidden_act", "silu");
   require_boolean(config, "norm_before_residual", false);
   if (config.has("quantization_config")) {
@@ -173,10 +180,11 @@ void read_eagle(const JsonObject& config, const Model& model, EagleParts& parts)
 }
 
 void read_mtp(const JsonObject& config, const Model& model, EagleParts& parts) {
+  const bool is_deepseek = parts.info.architecture == kDeepseek;
   const Weights weights(*parts.checkpoint, *parts.device);
-  const Weights layer = weights["model.layers"][model.info().layers];
+  const Weights layer = is_deepseek ? weights["model.layers"][model.info().layers] : weights["mtp"];
   parts.embedding = read_embedding(layer, parts.info, model);
-  read_deepseek_mtp(config, layer, parts);
+  (is_deepseek ? read_deepseek_mtp : read_qwen3_next_mtp)(config, layer, parts);
   if (layer.has("shared_head.head.weight")) {
     parts.head = layer.linear("shared_head.head", parts.info.vocabulary, parts.info.hidden);
     return;
@@ -194,15 +202,15 @@ std::unique_ptr<EagleHead> load_eagle_head(const std::string& path,
                                            std::shared_ptr<ModelDevice> device, const Model& model,
                                            const std::optional<RandomSource>& random) {
   const JsonObject config = read_config(path);
-  const bool is_mtp = architecture_of(config, path) == kMtp;
-  check_config(config, model.info(), is_mtp);
+  const std::string architecture = architecture_of(config, path);
+  check_config(config, model.info(), architecture);
   EagleParts parts;
   parts.info = read_info(config, model.info());
   parts.device = std::move(device);
   parts.checkpoint = std::make_unique<const Checkpoint>(
       random ? Checkpoint::random("", config, random->seed, *random->threads)
              : Checkpoint::open(path));
-  (is_mtp ? read_mtp : read_eagle)(config, model, parts);
+  (is_mtp(architecture) ? read_mtp : read_eagle)(config, model, parts);
   parts.checkpoint->check_intact();
   return make_eagle_head(std::move(parts));
 }

@@ -7,6 +7,7 @@
 
 #include "core/check.h"
 #include "model/architectures.h"
+#include "model/eagle_parts.h"
 #include "model/plain_decoder.h"
 #include "model/shard.h"
 
@@ -194,6 +195,14 @@ MoeParts read_moe(const JsonObject& config, const Weights& weights, int64_t hidd
   return parts;
 }
 
+kernels::RopeSpec read_rotation(const JsonObject& config, const AttentionSpec& spec) {
+  return read_rope(config, spec.head_dim, {.rotates_parts = true, .partial_rotary_factor = 0.25});
+}
+
+AttentionSpec read_full_attention(const JsonObject& config) {
+  return read_attention(config, {.kv_heads = 2, .head_dim = 256});
+}
+
 // Reads a mixture of experts on every `decoder_sparse_step`-th layer that is not in
 // `mlp_only_layers`, otherwise an MLP.
 std::unique_ptr<Block> read_feed(const JsonObject& config, const Weights& weights, int32_t layer) {
@@ -205,6 +214,28 @@ std::unique_ptr<Block> read_feed(const JsonObject& config, const Weights& weight
 
 }  // namespace
 
+void read_qwen3_next_mtp(const JsonObject& config, const Weights& mtp, EagleParts& parts) {
+  const int64_t hidden = parts.info.hidden;
+  const Weights layer = mtp["layers"][0];
+  parts.embedding_norm = read_norm(config, mtp, "pre_fc_norm_embedding", hidden, true);
+  parts.hidden_norm = read_norm(config, mtp, "pre_fc_norm_hidden", hidden, true);
+  parts.join = mtp.linear("fc", hidden, 2 * hidden);
+  parts.mixer_norm = read_norm(config, layer, "input_layernorm", hidden, true);
+  parts.feed_norm = read_norm(config, layer, "post_attention_layernorm", hidden, true);
+  parts.final_norm = read_norm(config, mtp, "norm", hidden, true);
+  parts.final_norm_makes_features = true;
+
+  AttentionSpec spec = read_full_attention(config);
+  spec.q_dtype = parts.device->activation_dtype();
+  const LayerSlot slot = join_group(parts.info, 0, spec);
+  const kernels::RopeSpec rope = read_rotation(config, spec);
+  make_rope_table(rope, 1);  // throws if no table can be made
+  parts.rotary = std::make_unique<RotaryTable>(RotaryTable{rope, {}});
+  const Rotary rotary = {&parts.rotary->view, kernels::RopeLayout::half_split};
+  parts.mixer = read_gated_attention(config, layer["self_attn"], spec, slot, rotary);
+  parts.feed = read_feed(config, layer["mlp"], 0);
+}
+
 std::unique_ptr<Model> load_qwen3_next(const JsonObject& config, Checkpoint checkpoint,
                                        std::shared_ptr<ModelDevice> device) {
   constexpr std::string_view kLinear = "linear_attention";
@@ -212,11 +243,9 @@ std::unique_ptr<Model> load_qwen3_next(const JsonObject& config, Checkpoint chec
   DecoderParts parts =
       read_decoder(config, std::move(checkpoint), std::move(device), {.norms_plus_one = true});
   const int32_t hidden = parts.info.hidden;
-  const AttentionSpec full = read_attention(config, {.kv_heads = 2, .head_dim = 256});
+  const AttentionSpec full = read_full_attention(config);
   const AttentionSpec linear = read_delta_net_spec(config);
-  const Rotary rotary = make_rotary(
-      read_rope(config, full.head_dim, {.rotates_parts = true, .partial_rotary_factor = 0.25}),
-      parts);
+  const Rotary rotary = make_rotary(read_rotation(config, full), parts);
   constexpr int64_t kMaxInterval = 1 << 20;
   std::vector<std::string_view> pattern(
       static_cast<size_t>(config.integer_or("full_attention_interval", 4, 1, kMaxInterval)),

@@ -23,7 +23,7 @@ class CacheContents {
       : tiny_(tiny), caches_(caches), copy_(tiny.max_requests + 1, tiny.max_context) {}
 
   // Models a pass over tokens [begin, end) of a request whose slots are ready: reads what it stored
-  // before in every pool, and stores the new tokens.
+  // before in every pool, and stores the new tokens, and the states before drafts.
   void compute(const CacheLease& lease, std::span<const int32_t> tokens, std::string_view salt,
                int32_t begin, int32_t end) {
     const std::vector<uint64_t> wanted = contents(tokens.first(static_cast<size_t>(end)), salt);
@@ -55,7 +55,12 @@ class CacheContents {
     if (caches_.has_state() && begin == 0) {
       EXPECT_EQ(state_value(states(), lease.state_slot), 0);
     }
-    if (caches_.has_state()) set_state(states(), lease.state_slot, state_of(wanted.back()));
+    if (!caches_.has_state()) return;
+    size_t last = wanted.size() - 1;
+    set_state(states(), lease.state_slot, state_of(wanted[last]));
+    for (auto slot = lease.draft_states.rbegin(); slot != lease.draft_states.rend(); ++slot) {
+      set_state(states(), *slot, state_of(wanted[--last]));
+    }
   }
 
  private:

@@ -109,5 +109,67 @@ TEST(CacheStates, SnapshotsAreEvictedWithTheirPages) {
   EXPECT_TRUE(caches.empty());
 }
 
+TEST(CacheStates, SnapshotsRestoreStates) {
+  CacheSet caches(tiny_cache_options({.state_slots = 3}));
+  StatePool& states = *caches.state(1);
+  const std::vector<int32_t> tokens = numbered(12);
+  std::optional<CacheLease> lease = caches.admit({tokens, ""}, true, 0);
+  ASSERT_TRUE(lease);
+  ASSERT_TRUE(caches.extend(*lease, 0, 8));
+  set_state(states, lease->state_slot, 8);
+  caches.publish(*lease, {std::span(tokens).first(8), ""});
+  ASSERT_TRUE(caches.extend(*lease, 8, 11));
+  set_state(states, lease->state_slot, 11);
+  caches.publish(*lease, {std::span(tokens).first(11), ""});  // not a page boundary: ignored
+  caches.release(*lease);
+
+  lease = caches.admit({tokens, ""}, true, 0);
+  ASSERT_TRUE(lease);
+  EXPECT_EQ(lease->cached_tokens, 8);
+  EXPECT_EQ(state_value(states, lease->state_slot), 8);
+  caches.release(*lease);
+  caches.clear();
+  EXPECT_TRUE(caches.empty());
+}
+
+TEST(CacheStates, StatesBeforeDraftsAreKept) {
+  CacheSet caches(tiny_cache_options({.state_slots = 6}));
+  StatePool& states = *caches.state(1);
+  const std::vector<int32_t> tokens = numbered(4);
+  std::optional<CacheLease> lease = caches.admit({tokens, ""}, true, 0);
+  ASSERT_TRUE(lease);
+  for (const int32_t accepted : {0, 2, 3}) {
+    const int32_t end = lease->tokens;
+    ASSERT_TRUE(caches.extend(*lease, end - 1, end + 3));
+    ASSERT_TRUE(caches.hold_draft_states(*lease, 3));
+    ASSERT_EQ(lease->draft_states.size(), 3u);
+    for (int32_t i = 0; i < 3; ++i) {
+      set_state(states, lease->draft_states[static_cast<size_t>(i)], static_cast<float>(end + i));
+    }
+    set_state(states, lease->state_slot, static_cast<float>(end + 3));
+    caches.truncate(*lease, end + accepted);
+    EXPECT_EQ(state_value(states, lease->state_slot), static_cast<float>(end + accepted));
+    EXPECT_TRUE(lease->draft_states.empty());
+  }
+  const int32_t end = lease->tokens;
+  ASSERT_TRUE(caches.extend(*lease, end - 1, end + 6));
+  EXPECT_FALSE(caches.hold_draft_states(*lease, 6)) << "the pool has 6 slots";
+  EXPECT_TRUE(lease->draft_states.empty());
+  caches.truncate(*lease, end);
+  // Other requests get the slots, cleared, when there are no others.
+  std::vector<CacheLease> others;
+  const std::vector<int32_t> one = numbered(1);
+  for (int i = 0; i < 3; ++i) {
+    others.push_back(caches.admit({one, ""}, true, 0).value());
+    EXPECT_EQ(state_value(states, others.back().state_slot), 0);
+  }
+  ASSERT_TRUE(caches.extend(*lease, end - 1, end + 2));
+  ASSERT_TRUE(caches.hold_draft_states(*lease, 2));
+  EXPECT_FALSE(caches.admit({one, ""}, true, 0)) << "all slots are taken";
+  caches.release(*lease);  // with draft states, as a cancelled request
+  for (CacheLease& other : others) caches.release(other);
+  EXPECT_TRUE(caches.empty());
+}
+
 }  // namespace
 }  // namespace fovea

@@ -97,18 +97,19 @@ INSTANTIATE_TEST_SUITE_P(Overlapped, Churn,
                          ::testing::Combine(::testing::Values("llama", "gpt_oss", "qwen3_next"),
                                             ::testing::Values(Passes::overlapped)),
                          name_of);
-INSTANTIATE_TEST_SUITE_P(Speculative, Churn,
-                         ::testing::Combine(::testing::Values("llama", "gemma2", "gpt_oss",
-                                                              "deepseek_v3", "llama4_text"),
-                                            ::testing::Values(Passes::speculative)),
-                         name_of);
+INSTANTIATE_TEST_SUITE_P(
+    Speculative, Churn,
+    ::testing::Combine(::testing::Values("llama", "gemma2", "gpt_oss", "deepseek_v3", "llama4_text",
+                                         "qwen3_next", "granitemoehybrid", "kimi_linear"),
+                       ::testing::Values(Passes::speculative)),
+    name_of);
 
 INSTANTIATE_TEST_SUITE_P(Drawn, Churn,
-                         ::testing::Combine(::testing::Values("llama", "gpt_oss"),
+                         ::testing::Combine(::testing::Values("llama", "gpt_oss", "qwen3_next"),
                                             ::testing::Values(Passes::drawn)),
                          name_of);
 INSTANTIATE_TEST_SUITE_P(Eagle, Churn,
-                         ::testing::Combine(::testing::Values("llama"),
+                         ::testing::Combine(::testing::Values("llama", "deepseek_v3", "qwen3_next"),
                                             ::testing::Values(Passes::eagle, Passes::eagle_drawn)),
                          name_of);
 

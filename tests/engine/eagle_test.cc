@@ -28,7 +28,8 @@ struct TrainedHead {
   const char* model;
   const char* folder;
 };
-constexpr TrainedHead kHeads[] = {{"llama", "llama_eagle"}, {"deepseek_v3", "deepseek_v3_mtp"}};
+constexpr TrainedHead kHeads[] = {
+    {"llama", "llama_eagle"}, {"deepseek_v3", "deepseek_v3_mtp"}, {"qwen3_next", "qwen3_next_mtp"}};
 
 EngineOptions eagle_options(const std::string& model = "llama",
                             const std::string& head = kHeadFolder) {
@@ -183,11 +184,11 @@ TEST(EagleHeads, MeasuredWidthsTurnItOffAndOn) {
   EXPECT_GT(stats.speculation_gain, 0);
 }
 
-// Every model without recurrent states notes features, and its text does not change. Weights are
-// random, so that no draft is right but by chance.
+// Every model notes features, and its text does not change. Weights are random, so that no draft is
+// right but by chance.
 TEST(EagleHeads, HeadsOfAllModels) {
   for (const std::string model :
-       {"llama", "qwen3", "gemma2", "gpt_oss", "deepseek_v3", "llama4_text"}) {
+       {"llama", "qwen3", "gemma2", "gpt_oss", "deepseek_v3", "llama4_text", "qwen3_next"}) {
     SCOPED_TRACE(model);
     EngineOptions options = eagle_options(model);
     options.random_weights = 3;
@@ -272,11 +273,11 @@ TEST(EagleHeads, RefusesHeadsThatDoNotFitByName) {
           {{"\"num_hidden_layers\"", "\"norm_before_residual\": true, \"num_hidden_layers\""}});
   refused(ErrorCode::corrupt_file, "lm_head.weight",
           {{"\"draft_vocab_size\": 1024", "\"draft_vocab_size\": 512"}});
-  test::expect_error(ErrorCode::unsupported, "Qwen3NextForCausalLM has recurrent states",
-                     [] { (void)Engine::load(eagle_options("qwen3_next")); });
-  test::expect_error(
-      ErrorCode::unsupported, "the architecture is 'Qwen3NextForCausalLM'; heads",
-      [] { (void)Engine::load(eagle_options("llama", model_folder("qwen3_next"))); });
+  test::expect_error(ErrorCode::unsupported, "the architecture is 'Qwen3ForCausalLM'; heads",
+                     [] { (void)Engine::load(eagle_options("llama", model_folder("qwen3"))); });
+  test::expect_error(ErrorCode::corrupt_file, "mtp.", [] {
+    (void)Engine::load(eagle_options("qwen3_next", model_folder("qwen3_next")));
+  });
   test::expect_invalid("the MTP layer follows 3 layers, the model has 4", [] {
     (void)Engine::load(eagle_options("llama", kDrafts + "deepseek_v3_mtp"));
   });

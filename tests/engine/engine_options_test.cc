@@ -62,11 +62,6 @@ TEST(EngineOptions, AreCheckedByName) {
     o.speculate = "ngram";
     o.overlap = true;
   });
-  refused("speculate is ngram, but Qwen3NextForCausalLM has recurrent states",
-          ErrorCode::unsupported, [](auto& o) {
-            o.model_path = model_folder("qwen3_next");
-            o.speculate = "ngram";
-          });
   refused("threads", kInvalid, [](auto& o) { o.threads = -1; });
   refused("kv_dtype", kInvalid, [](auto& o) { o.kv_dtype = DType::i32; });
   refused("kv_scale", kInvalid, [](auto& o) { o.kv_scale = KvScale::per_head; });

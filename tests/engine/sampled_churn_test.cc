@@ -199,11 +199,11 @@ INSTANTIATE_TEST_SUITE_P(Overlapped, SampledChurn,
                                             ::testing::Values(Passes::overlapped)),
                          name_of);
 INSTANTIATE_TEST_SUITE_P(Speculative, SampledChurn,
-                         ::testing::Combine(::testing::Values("llama", "gpt_oss"),
+                         ::testing::Combine(::testing::Values("llama", "gpt_oss", "qwen3_next"),
                                             ::testing::Values(Passes::speculative, Passes::drawn)),
                          name_of);
 INSTANTIATE_TEST_SUITE_P(Eagle, SampledChurn,
-                         ::testing::Combine(::testing::Values("llama"),
+                         ::testing::Combine(::testing::Values("llama", "qwen3_next"),
                                             ::testing::Values(Passes::eagle, Passes::eagle_drawn)),
                          name_of);
 

@@ -21,8 +21,8 @@ namespace {
 // In batch-invariant mode all results are equal bit by bit. With runner_draws, tokens are drawn as
 // on a GPU: those after all rows of a chain, before the host sees any.
 std::unique_ptr<Engine> engine_with(const std::string& speculate, int32_t max_drafts = 4,
-                                    bool runner_draws = false) {
-  EngineOptions options = small_options();
+                                    bool runner_draws = false, const std::string& model = "llama") {
+  EngineOptions options = small_options(model);
   options.batch_invariant = true;
   options.speculate = speculate;
   options.max_drafts = max_drafts;
@@ -75,10 +75,22 @@ std::vector<GenerateRequest> requests_of_all_kinds(std::mt19937& random) {
   return requests;
 }
 
-TEST(Speculate, ResultsOfAllKindsOfRequestsAreThoseWithout) {
-  const std::unique_ptr<Engine> plain = engine_with("");
+// A model, and its head in testdata.
+struct ModelAndHead {
+  const char *model, *head;
+};
+class SpeculateModels : public ::testing::TestWithParam<ModelAndHead> {};
+INSTANTIATE_TEST_SUITE_P(Models, SpeculateModels,
+                         ::testing::Values(ModelAndHead{"llama", "llama_eagle"},
+                                           ModelAndHead{"qwen3_next", "qwen3_next_mtp"}),
+                         [](const auto& test) { return std::string(test.param.model); });
+
+TEST_P(SpeculateModels, ResultsOfAllKindsOfRequestsAreThoseWithout) {
+  const std::string model = GetParam().model;
+  const std::unique_ptr<Engine> plain = engine_with("", 4, false, model);
   const std::string ngram = "ngram",
-                    head = "eagle:" FOVEA_SOURCE_DIR "/testdata/drafts/llama_eagle";
+                    head = std::string("eagle:" FOVEA_SOURCE_DIR "/testdata/drafts/") +
+                           GetParam().head;
   for (const auto& [speculate, max_drafts, runner_draws] : {std::tuple(ngram, 1, false),
                                                             {ngram, 3, false},
                                                             {ngram, 9, false},
@@ -88,7 +100,8 @@ TEST(Speculate, ResultsOfAllKindsOfRequestsAreThoseWithout) {
                                                             {head, 3, true}}) {
     SCOPED_TRACE(speculate + ", " + std::to_string(max_drafts) +
                  (runner_draws ? ", drawn by the runner" : ""));
-    const std::unique_ptr<Engine> drafting = engine_with(speculate, max_drafts, runner_draws);
+    const std::unique_ptr<Engine> drafting =
+        engine_with(speculate, max_drafts, runner_draws, model);
     std::mt19937 random(static_cast<uint32_t>(max_drafts));
     for (int round = 0; round < test::test_scale(); ++round) {
       const std::vector<GenerateRequest> requests = requests_of_all_kinds(random);

@@ -72,8 +72,14 @@ inline std::vector<int32_t> text_of(const std::string& model) {
   return text;
 }
 
+// Returns the head that was trained for the model of testdata.
+inline std::string head_of(const std::string& model) {
+  return FOVEA_SOURCE_DIR "/testdata/drafts/" + model + (model == "llama" ? "_eagle" : "_mtp");
+}
+
 // Makes an engine whose full pools hold 1.2 times the longest request. With linear layers, four
-// states serve four requests and all snapshots, at 230 KB each next to pages of 32 KB.
+// states serve four requests and all snapshots, at 230 KB each next to pages of 32 KB. With drafts,
+// each request takes six states.
 inline std::unique_ptr<Engine> tight_engine(const std::string& model, Passes passes,
                                             bool batch_invariant = false) {
   constexpr int64_t kPages = kContext / kPageSize * 12 / 10;
@@ -82,15 +88,15 @@ inline std::unique_ptr<Engine> tight_engine(const std::string& model, Passes pas
   options.max_mixed_tokens = 20;
   options.overlap = passes == Passes::overlapped;
   if (verifies(passes)) {
-    options.speculate =
-        has_head(passes) ? "eagle:" FOVEA_SOURCE_DIR "/testdata/drafts/llama_eagle" : "ngram";
+    options.speculate = has_head(passes) ? "eagle:" + head_of(model) : "ngram";
     options.max_drafts = 5;
     options.always_speculate = true;
   }
   options.batch_invariant = batch_invariant;
+  const bool runner_draws = passes == Passes::drawn || passes == Passes::eagle_drawn;
   if (has_states(model)) {
-    options.kv_memory_bytes = 2'100'000;
-    return Engine::load(options);
+    options.kv_memory_bytes = verifies(passes) ? 4'000'000 : 2'100'000;
+    return load_engine(options, {}, runner_draws);
   }
   size_t low = size_t{64} << 10, high = options.kv_memory_bytes;
   while (low + 1024 < high) {
@@ -103,7 +109,7 @@ inline std::unique_ptr<Engine> tight_engine(const std::string& model, Passes pas
     (fits ? high : low) = options.kv_memory_bytes;
   }
   options.kv_memory_bytes = high;
-  return load_engine(options, {}, passes == Passes::drawn || passes == Passes::eagle_drawn);
+  return load_engine(options, {}, runner_draws);
 }
 
 // Makes a prompt with a shared beginning, which ends near a page boundary, and an end of its own.

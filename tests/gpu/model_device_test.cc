@@ -240,20 +240,24 @@ TEST_F(ModelDevices, GatherAndCapAlike) {
   }
 }
 
-// Slots of -1 are padding. Tokens without a column have no logit.
+// Slots of -1 are padding; without slots rows keep their order. Tokens without a column have no
+// logit.
 TEST_F(ModelDevices, StoreRowsAndSpreadColumnsAlike) {
   constexpr int32_t kDim = 72, kRows = 19, kTable = 40;
   const std::vector<float> x = random(size_t{kRows} * kDim, 21);
   std::vector<int64_t> slots(kRows, -1);
   for (int32_t r = 0; r < kRows; r += r % 5 == 3 ? 2 : 1) slots[static_cast<size_t>(r)] = 2 * r;
-  expect_same(
-      DType::f32, kDim,
-      [&](Side& side) {
-        const Rows out = side.floats(std::vector<float>(size_t{kTable} * kDim, 3), kDim);
-        side->store_rows(side.floats(x, kDim), out, side.longs(slots), kRows, kDim);
-        return side.read(out, size_t{kTable} * kDim);
-      },
-      "stored rows");
+  for (const bool by_slots : {true, false}) {
+    expect_same(
+        DType::f32, kDim,
+        [&](Side& side) {
+          const Rows out = side.floats(std::vector<float>(size_t{kTable} * kDim, 3), kDim);
+          const int64_t* const index = by_slots ? side.longs(slots) : nullptr;
+          side->store_rows(side.floats(x, kDim), out, index, kRows, kDim);
+          return side.read(out, size_t{kTable} * kDim);
+        },
+        by_slots ? "stored rows" : "copied rows");
+  }
   constexpr int32_t kWide = 200;
   std::vector<int32_t> columns(kWide, -1);
   for (int32_t c = 0; c < kDim; ++c) columns[static_cast<size_t>(c * 2 + c % 3)] = c;

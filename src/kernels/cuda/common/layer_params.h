@@ -154,7 +154,7 @@ struct StoreRowsParams {
   const void* x;  // f32 or bf16 [rows, dim] at intervals of x_stride
   int64_t x_stride;
   int32_t x_is_f32;
-  const int64_t* index;  // [rows]
+  const int64_t* index;  // [rows]; null: row r of `out` is row r
   float* out;
   int64_t out_stride;
   int32_t rows, dim;

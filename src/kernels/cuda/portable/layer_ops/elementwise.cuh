@@ -125,7 +125,7 @@ struct StoreRowsConfig {
     for (int64_t i = first_element(); i < count; i += element_step()) {
       const int64_t row = i / params.dim;
       const int64_t column = i % params.dim;
-      const int64_t to = params.index[row];
+      const int64_t to = params.index ? params.index[row] : row;
       if (to < 0) continue;
       const int64_t from = row * params.x_stride + column;
       params.out[to * params.out_stride + column] =
