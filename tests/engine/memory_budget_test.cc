@@ -79,6 +79,7 @@ TEST(MemoryBudget, NeverExceedsTheBudgetAndServesOneFullRequest) {
     demand.max_batch_tokens = *rc::gen::inRange(1, 2000);
     demand.max_context = *rc::gen::inRange(1, 20000);
     demand.prefix_cache = *rc::gen::arbitrary<bool>();
+    demand.max_drafts = *rc::gen::inRange(0, 8);
     demand.shrink_context = *rc::gen::arbitrary<bool>();
     demand.budget = (size_t{1} << *rc::gen::inRange(12, 29)) + *rc::gen::inRange<size_t>(0, 4096);
     MemoryPlan plan;
@@ -99,7 +100,7 @@ TEST(MemoryBudget, NeverExceedsTheBudgetAndServesOneFullRequest) {
     RC_ASSERT(plan.pages - 1 >= context_pages);
     for (size_t g = 0; g < demand.groups.size(); ++g) {
       if (demand.groups[g].state) {
-        RC_ASSERT(plan.state_slots >= 2);
+        RC_ASSERT(plan.state_slots >= 2 + demand.max_drafts);
       } else if (const int32_t window = demand.groups[g].kv->window; window > 0) {
         const int64_t one_request =
             (window - 1 + demand.max_batch_tokens + demand.page_size - 1) / demand.page_size + 1;
