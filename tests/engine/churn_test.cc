@@ -46,6 +46,8 @@ TEST_P(Churn, TokensEqualThoseOfTheColdPath) {
       request.tokens = churn::random_prompt(text_, random_);
       request.sampling.max_new_tokens = kNewTokens;
       request.sampling.ignore_eos = true;
+      for (int32_t i = 0; is_golden(model_) && i < churn::kFewTokens; ++i)
+        request.sampling.logit_bias.push_back({churn::kFirstToken + i, 100.0f});
       requests[engine->add(request)] = request;
       ++added;
     }
