@@ -88,7 +88,7 @@ using Results = std::map<Workload, Measured>;
 Results run(const std::string& name, const EngineOptions& options) {
   fmt::print(stderr, "{}\n", name);
   const std::unique_ptr<Engine> engine = Engine::load(options);
-  fmt::print(stderr, "{} graphs\n", engine->stats().graphs);
+  fmt::print(stderr, "{}", engine->stats().graphs.explain());
   Results results;
   for (const Workload& load : kWorkloads) {
     const Measured found = results[load] = measure(*engine, load);
