@@ -12,6 +12,7 @@
 #include <array>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <map>
 #include <optional>
 #include <utility>
@@ -186,7 +187,10 @@ void CudaModelRunner::capture(const PassSize& size) {
 }
 
 void CudaModelRunner::capture_all() {
-  for (const PassSize& size : padded_.sizes()) capture(size);
+  // The largest first, so that smaller ones find the memory that the driver took for those.
+  std::vector<PassSize> sizes = padded_.sizes();
+  std::ranges::stable_sort(sizes, std::greater(), &PassSize::tokens);
+  for (const PassSize& size : sizes) capture(size);
 }
 
 void CudaModelRunner::enqueue(const PassSize& size) {

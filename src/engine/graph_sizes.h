@@ -106,8 +106,8 @@ inline ChunkSize chunk_size(int32_t requests, int32_t tokens, int32_t max_reques
   const auto* const most = std::ranges::lower_bound(kChunkRequests, requests);
   const auto* const size = std::ranges::lower_bound(kChunkTokens, tokens);
   if (most == std::end(kChunkRequests) || size == std::end(kChunkTokens)) return {};
-  if (*size > max_tokens) return {};
-  return {std::min(*most, max_requests), *size};
+  if (tokens > max_tokens) return {};
+  return {std::min(*most, max_requests), std::min(*size, max_tokens)};
 }
 
 // Returns all sizes. A chunk has several tokens, so every pass has more tokens than requests.
@@ -115,9 +115,10 @@ inline std::vector<ChunkSize> chunk_sizes(int32_t max_requests, int32_t max_toke
   std::vector<ChunkSize> sizes;
   int32_t fewer = 0;  // requests that smaller graphs serve
   for (const int32_t requests : kChunkRequests) {
-    for (const int32_t tokens : kChunkTokens) {
-      if (tokens < fewer + 2 || tokens > max_tokens) continue;
-      sizes.push_back({std::min(requests, max_requests), tokens});
+    for (const int32_t usual : kChunkTokens) {
+      const int32_t tokens = std::min(usual, max_tokens);
+      if (tokens >= fewer + 2) sizes.push_back({std::min(requests, max_requests), tokens});
+      if (usual >= max_tokens) break;
     }
     if (requests >= max_requests) break;
     fewer = requests;

@@ -86,16 +86,24 @@ TEST(GraphWidths, GraphsWithDraftsAreLimitedByRequestsAndTokens) {
 TEST(GraphChunks, AreTheSizesThatAPassCanHave) {
   using Sizes = std::vector<ChunkSize>;
   EXPECT_EQ(chunk_sizes(1, 32), (Sizes{{1, 16}, {1, 32}}));
-  EXPECT_EQ(chunk_sizes(4, 100),
-            (Sizes{{1, 16}, {1, 32}, {1, 64}, {1, 96}, {4, 16}, {4, 32}, {4, 64}, {4, 96}}));
-  EXPECT_EQ(chunk_sizes(8, 15), Sizes{});
+  EXPECT_EQ(chunk_sizes(4, 100), (Sizes{{1, 16},
+                                        {1, 32},
+                                        {1, 64},
+                                        {1, 96},
+                                        {1, 100},
+                                        {4, 16},
+                                        {4, 32},
+                                        {4, 64},
+                                        {4, 96},
+                                        {4, 100}}));
+  EXPECT_EQ(chunk_sizes(8, 15), (Sizes{{1, 15}, {8, 15}}));
   EXPECT_EQ(chunk_sizes(64, 8192).back(), (ChunkSize{64, 128}));
   EXPECT_EQ(chunk_sizes(256, 8192).size(), 5u + 5u + 5u + 3u);
 }
 
 TEST(GraphChunks, TheSmallestThatHoldsThePassIsUsed) {
   for (const int32_t max_requests : {1, 5, 8, 20, 33, 256}) {
-    for (const int32_t max_tokens : {16, 100, 8192}) {
+    for (const int32_t max_tokens : {5, 16, 60, 100, 8192}) {
       const std::vector<ChunkSize> sizes = chunk_sizes(max_requests, max_tokens);
       for (int32_t requests = 1; requests <= max_requests; ++requests) {
         for (int32_t tokens = requests; tokens <= 140; ++tokens) {
