@@ -18,7 +18,7 @@ namespace fovea::kernels {
 // or at its key number where positions is null. A new key stands where its token stands, a cached
 // key n stands at n. Then key n is visible to token j if
 //   same_span(n, j) or (in_order(n, j) and in_window and in_chunk and in_item and custom byte != 0)
-// where a mask that is off always holds, and if n >= first_keys[i];
+// where a mask that is off always holds, and if n >= first_keys[i] and n > kv_len - q_len - kept;
 //   in_order:  cached or no tree: n <= kv_len - q_len + j (causal), or always;
 //              new key with a tree: its bit in tree[row]
 //   in_window: position(n) > position(j) - window
@@ -33,6 +33,7 @@ struct AttentionMask {
   int32_t causal;                      // 1 or 0
   int32_t window;                      // 0: off
   int32_t chunk;                       // 0: off
+  int32_t kept;                        // the window of a pool that has no older keys; 0: off
   const int32_t* first_keys;           // [requests], or null: 0; not together with spans
   const int32_t* positions;            // [tokens] or null
   const uint64_t* tree;                // [tokens] bits over the request's new tokens, or null

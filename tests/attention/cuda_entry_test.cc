@@ -74,9 +74,9 @@ TEST_F(CudaEntry, EveryLimitIsNamed) {
       {RejectCode::head_dim, "multiples of 16",
        [](auto& r) { r.spec.head_dim = r.cache.head_dim = 100; }},
       {RejectCode::limits, "65535", [](auto& r) { r.limits.max_requests = 65536; }},
-      {RejectCode::window, "mask tree",
+      {RejectCode::window, "mask custom",
        [](auto& r) {
-         r.spec.mask = MaskKind::tree;
+         r.spec.mask = MaskKind::custom;
          r.spec.window = r.cache.window = 64;
        }},
   };

@@ -188,6 +188,22 @@ void add_dims_and_masks(std::vector<AttentionCase>& cases) {
     test.mode = ForwardMode::target_verify;
     test.requests = {{40, 700}, {64, 470}, {40, 40}};
   });
+  // The pages of a window pool contain NaN from before the window; few rows, for decode, and many.
+  add("decode_window_pool_tree", 128, [](AttentionCase& test) {
+    test.spec.q_heads = 3;
+    test.spec.mask = MaskKind::tree;
+    test.mode = ForwardMode::target_verify;
+    test.spec.window = 90;
+    test.window_pool = true;
+    test.requests = {{5, 608}, {5, 68}, {5, 5}, {1, 300}};
+  });
+  add("window_pool_tree", 128, [](AttentionCase& test) {
+    test.spec.mask = MaskKind::tree;
+    test.mode = ForwardMode::target_verify;
+    test.spec.window = 200;
+    test.window_pool = true;
+    test.requests = {{40, 700}, {64, 470}, {40, 40}};
+  });
   // For decode: one and two of its row tiles, new keys at the end of a key tile and on both sides
   // of it.
   for (const int32_t drafts : {2, 4, 7}) {

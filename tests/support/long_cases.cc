@@ -244,6 +244,20 @@ void long_masks(Cases& cases) {
     test.mode = ForwardMode::target_verify;
     test.requests = {{15, 3000}, {15, 15}, {15, 400}};
   });
+  // Trees over window pools, in the shapes of gemma2 and gpt_oss among others.
+  for (const auto& [name, kv_heads, dim] : {std::tuple{"window_pool_tree", 2, 128},
+                                            {"window_pool_tree_cap_dim_256", 4, 256},
+                                            {"window_pool_tree_sinks_dim_64", 1, 64}}) {
+    add_long(cases, name, 8, kv_heads, dim, [&](AttentionCase& test) {
+      test.spec.mask = MaskKind::tree;
+      test.mode = ForwardMode::target_verify;
+      test.spec.window = 300;
+      test.window_pool = true;
+      test.spec.scores.logit_cap = dim == 256 ? 30 : 0;
+      test.spec.scores.has_sinks = dim == 64;
+      test.requests = {{15, 3000}, {15, 15}, {15, 400}, {40, 1700}, {3, 310}};
+    });
+  }
   add_long(cases, "custom", 8, 2, 128, [](AttentionCase& test) {
     test.spec.mask = MaskKind::custom;
     test.requests = {{150, 1200}, {1, 2000}};

@@ -82,7 +82,6 @@ class CudaBackend final : public CudaBackendBase {
 
   size_t count_bytes(const BatchLimits& limits) const override;
   void carve(WorkspaceCarver& workspace, const BatchLimits& limits) override;
-  void check_batch(const BatchView& batch) const override;
   void check_layer(const LayerTensors& tensors) const override { validate_alignment(tensors); }
   void plan_batch(const BatchView& batch, gpu::Launcher launcher) override;
   void run_layer(const LayerTensors& tensors, gpu::Launcher launcher) override;
@@ -149,13 +148,6 @@ void CudaBackend::carve(WorkspaceCarver& workspace, const BatchLimits& limits) {
   }
 }
 
-void CudaBackend::check_batch(const BatchView& batch) const {
-  check_argument(batch.positions.empty() || pool() == nullptr || pool()->slot_map().empty(),
-                 "positions are given: the layers may then look back to any key, but their pool "
-                 "keeps a window of {}",
-                 setup_.cache.window);
-}
-
 // Host figures decide, so that a captured pass keeps its kernels whatever lengths it is replayed
 // with.
 CudaBackend::Choice CudaBackend::choose(const BatchView& batch) const {
@@ -207,6 +199,9 @@ void CudaBackend::plan_batch(const BatchView& batch, gpu::Launcher launcher) {
   params_.batch.requests = batch.requests;
   params_.batch.max_q_len = batch.mode == ForwardMode::decode ? 1 : batch.hints.max_q_len;
   params_.batch.mask = batch_mask(batch, spec());
+  // Without positions the window itself hides what such a pool has dropped.
+  const bool windowed = pool() != nullptr && !pool()->slot_map().empty();
+  if (windowed && !batch.positions.empty()) params_.batch.mask.kept = setup_.cache.window;
   cascades_ = buffers_.prefixes.serves(batch);
   cuda::PlanTasks tasks;
   if (pool() != nullptr) {

@@ -51,7 +51,8 @@ void check_rows(const BackendRequest& request, std::vector<Reason>& reasons) {
                        fmt::format("a head of {} {} values has {} bytes, accepted: multiples of {}",
                                    dim, dtype_name(stored), bytes, kRowAlignment)});
   }
-  if (cached && request.cache.window > 0 && spec.mask != MaskKind::none) {
+  const bool hides_new_keys = spec.mask == MaskKind::none || spec.mask == MaskKind::tree;
+  if (cached && request.cache.window > 0 && !hides_new_keys) {
     reasons.push_back(
         {RejectCode::window, fmt::format("mask {} needs all keys of a request, a window pool of {} "
                                          "has dropped some",

@@ -58,6 +58,7 @@ struct Interval {
 __device__ inline Interval visible_keys(const MaskParams& mask, const RequestView& view,
                                         int32_t first, int32_t last) {
   Interval keys = {mask.first_keys ? mask.first_keys[view.request] : 0, view.kv_len};
+  if (mask.kept > 0) keys.begin = max(keys.begin, view.prefix() - mask.kept + 1);
   // Drafts and spans may see keys after their own token; the predicate decides about those.
   if (mask.positions || mask.custom || mask.spans || mask.item_prefix_lens) return keys;
   const int32_t low = view.prefix() + first;

@@ -14,6 +14,7 @@ __device__ inline MaskParams interval_mask(const MaskParams& mask) {
   MaskParams only = {};
   only.causal = mask.causal;
   only.first_keys = mask.first_keys;
+  only.kept = mask.kept;
   only.tree = mask.tree;
   if (!mask.positions) {
     only.window = mask.window;
