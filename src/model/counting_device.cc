@@ -25,7 +25,7 @@ class CountedExperts final : public Experts {
     cuda_expert_buffers(counter, shape_, count_, rows, top_k);
     return counter.used();
   }
-  void add(const ExpertChoice&, Rows, Rows, int64_t, std::byte*) const override { refuse(); }
+  void run(const ExpertChoice&, Rows, Rows, int64_t, bool, std::byte*) const override { refuse(); }
 
  private:
   MlpParts shape_;
@@ -127,7 +127,6 @@ class CountingDevice final : public ModelDevice {
   void store_rows(Rows, Rows, const int64_t*, int64_t, int64_t) override { refuse(); }
   void spread_columns(Rows, Rows, const int32_t*, int64_t, int64_t) override { refuse(); }
   void copy_rows(Rows, Rows, int64_t, int64_t) override { refuse(); }
-  void fill_zero(float*, int64_t) override { refuse(); }
   void soft_cap(float*, float, int64_t) override { refuse(); }
 
  private:

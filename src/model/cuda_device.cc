@@ -87,7 +87,8 @@ class CudaDevice final : public ModelDevice {
     return weights_.place_ints(std::move(values));
   }
   std::unique_ptr<Experts> place(std::vector<MlpParts> experts, bool weights_scale_input) override {
-    return make_cuda_experts(std::move(experts), weights_scale_input, kernels_, stream());
+    return make_cuda_experts(std::move(experts), weights_scale_input, row_invariant_, kernels_,
+                             stream());
   }
   size_t weight_bytes() const override { return weights_.bytes(); }
   size_t product_bytes() const override { return products_.workspace_bytes(); }
@@ -140,9 +141,6 @@ class CudaDevice final : public ModelDevice {
     kernels_.ops.spread_columns({x.floats(), x.stride, index, out.floats(), out.stride,
                                  static_cast<int32_t>(rows), static_cast<int32_t>(width)},
                                 stream());
-  }
-  void fill_zero(float* x, int64_t count) override {
-    gpu::fill_bytes(x, 0, static_cast<size_t>(count) * sizeof(float), stream());
   }
   void soft_cap(float* x, float cap, int64_t count) override {
     const cuda::SoftCapParams params{x, count, cap};

@@ -6,6 +6,7 @@
 #include "kernels/cuda/portable/layer_ops/launch.h"
 #include "kernels/cuda/portable/skinny_gemm/launch.h"
 #include "kernels/cuda/sm90/narrow_gemm/launch.h"
+#include "kernels/cuda/sm90/skinny_experts/launch.h"
 #include "model/device.h"
 
 namespace fovea {
@@ -13,7 +14,11 @@ namespace fovea {
 struct CudaLayerKernels {
   // Loads the kernels for the current GPU. Throws as kernels::cuda::Kernel does.
   CudaLayerKernels(int sm, gpu::KernelStore& store)
-      : ops(sm, store), expert_gemm(sm, store), skinny(sm, store), narrow(sm, store) {}
+      : ops(sm, store),
+        expert_gemm(sm, store),
+        skinny_experts(sm, store),
+        skinny(sm, store),
+        narrow(sm, store) {}
 
   // Returns true if multiply_few_rows() computes such a product.
   bool serves_few_rows(const kernels::cuda::SkinnyGemmParams& params) const;
@@ -21,6 +26,7 @@ struct CudaLayerKernels {
 
   kernels::cuda::LayerOps ops;
   kernels::cuda::ExpertGemm expert_gemm;
+  kernels::cuda::ExpertProducts skinny_experts;
   kernels::cuda::SkinnyProducts skinny;
   kernels::cuda::NarrowProducts narrow;
 };
@@ -55,9 +61,11 @@ kernels::cuda::KdaGatesKernelParams to_kernel(const kernels::KdaGatesParams& par
 void launch_gated_activation(const kernels::cuda::LayerOps& ops, const MlpParts& parts, Rows in,
                              Rows out, int64_t rows, Stream stream);
 
-// Makes experts of one shape with bf16 weights. `kernels` must outlive the result. Throws
-// Error{unsupported} naming the difference if shapes differ.
+// Makes experts of one shape with bf16 weights. With row_invariant, a row has the same bits among
+// any number of rows. `kernels` must outlive the result. Throws Error{unsupported} naming the
+// difference if shapes differ.
 std::unique_ptr<Experts> make_cuda_experts(std::vector<MlpParts> experts, bool weights_scale_input,
-                                           const CudaLayerKernels& kernels, Stream stream);
+                                           bool row_invariant, const CudaLayerKernels& kernels,
+                                           Stream stream);
 
 }  // namespace fovea

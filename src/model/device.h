@@ -147,13 +147,15 @@ struct ExpertChoice {
 };
 
 // Routed experts with their weights. A row's sum follows the order of expert numbers, so its bits
-// do not depend on the rest of the batch.
+// do not depend on the other rows. On a GPU that is not row-invariant they may depend on whether
+// there are more than 8 rows.
 class Experts {
  public:
   virtual ~Experts() = default;
   virtual size_t scratch_bytes(int64_t rows, int32_t top_k) const = 0;
-  // Adds the sum of weight * expert(x) to out, or of expert(weight * x) with weights_scale_input.
-  virtual void add(const ExpertChoice& choice, Rows x, Rows out, int64_t rows,
+  // Computes out = the sum of weight * expert(x), or of expert(weight * x) with
+  // weights_scale_input; with `adds`, adds the sum to what `out` holds.
+  virtual void run(const ExpertChoice& choice, Rows x, Rows out, int64_t rows, bool adds,
                    std::byte* scratch) const = 0;
 };
 
@@ -298,7 +300,6 @@ class ModelDevice {
                               int64_t width) = 0;
   // Copies `width` f32 of each row.
   virtual void copy_rows(Rows from, Rows to, int64_t rows, int64_t width) = 0;
-  virtual void fill_zero(float* x, int64_t count) = 0;
   virtual void soft_cap(float* x, float cap, int64_t count) = 0;  // x becomes cap * tanh(x / cap)
 };
 

@@ -240,7 +240,6 @@ class HostDevice final : public ModelDevice {
   void gather_rows(const kernels::ExpertRowsParams& params) override {
     kernels::gather_rows(params, threads_);
   }
-  void fill_zero(float* x, int64_t count) override { std::fill_n(x, count, 0.0f); }
   void soft_cap(float* x, float cap, int64_t count) override {
     kernels::soft_cap(x, cap, count, threads_);
   }

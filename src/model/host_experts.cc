@@ -23,8 +23,12 @@ class HostExperts final : public Experts {
     return counter.used();
   }
 
-  void add(const ExpertChoice& choice, Rows x, Rows out, int64_t rows,
+  void run(const ExpertChoice& choice, Rows x, Rows out, int64_t rows, bool adds,
            std::byte* scratch) const override {
+    const int32_t hidden = experts_[0].down.n;
+    for (int64_t row = 0; row < rows && !adds; ++row) {
+      std::fill_n(out.floats() + row * out.stride, hidden, 0.0f);
+    }
     Arena arena(device_.activation_dtype(), {scratch, scratch_bytes(rows, choice.top_k)});
     const Buffers lists = buffers(arena, rows, choice.top_k);
     group(choice, lists, rows);
@@ -32,7 +36,7 @@ class HostExperts final : public Experts {
       const int32_t begin = lists.begins[e];
       const int64_t count = lists.begins[e + 1] - begin;
       if (count > 0)
-        run(e, count, lists.rows_of_expert + begin, lists.weights + begin, lists, x, out);
+        run_expert(e, count, lists.rows_of_expert + begin, lists.weights + begin, lists, x, out);
     }
   }
 
@@ -72,8 +76,8 @@ class HostExperts final : public Experts {
     begins[0] = 0;
   }
 
-  void run(size_t expert, int64_t rows, const int32_t* index, const float* weights,
-           const Buffers& lists, Rows x, Rows out) const {
+  void run_expert(size_t expert, int64_t rows, const int32_t* index, const float* weights,
+                  const Buffers& lists, Rows x, Rows out) const {
     kernels::ExpertRowsParams move;
     move.index = index;
     move.rows = rows;

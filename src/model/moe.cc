@@ -30,13 +30,9 @@ ExpertChoice Moe::route(const Pass& pass, const Buffers& scratch, Rows x) const 
 }
 
 void Moe::shared(const Pass& pass, const Buffers& scratch, Rows x, Rows out) const {
-  const int32_t hidden = parts_.router.k;
-  if (!parts_.shared.down) {
-    pass.device->fill_zero(out.floats(), pass.rows * hidden);
-    return;
-  }
   apply_mlp(parts_.shared, *pass.device, scratch.shared, x, out, pass.rows);
   if (!parts_.shared_gate) return;
+  const int32_t hidden = parts_.router.k;
   pass.device->linear(parts_.shared_gate, x, scratch.gate, pass.rows);
   pass.device->sigmoid_gate(as_heads(out, hidden), as_heads(scratch.gate, 1), pass.rows, 1, hidden,
                             1);
@@ -45,8 +41,9 @@ void Moe::shared(const Pass& pass, const Buffers& scratch, Rows x, Rows out) con
 void Moe::forward(Pass& pass, Rows x, Rows out) const {
   const Buffers scratch = buffers(pass.arena, pass.rows);
   const ExpertChoice choice = route(pass, scratch, x);
-  shared(pass, scratch, x, out);
-  parts_.experts->add(choice, x, out, pass.rows, scratch.experts);
+  const bool has_shared = bool{parts_.shared.down};
+  if (has_shared) shared(pass, scratch, x, out);
+  parts_.experts->run(choice, x, out, pass.rows, has_shared, scratch.experts);
 }
 
 }  // namespace fovea

@@ -222,13 +222,14 @@ struct GroupParams {
   int32_t rows, experts, top_k;
 };
 
-// out[r] += the weighted results of row r's experts, in ascending order of experts.
+// out[r] is, or grows by, the weighted results of row r's experts, in ascending order of experts.
 struct CombineParams {
   const int32_t* ids;    // [rows, top_k]
   const float* weights;  // [rows, top_k] or null: 1
   const float* results;  // [rows * top_k, dim]
   float* out;            // [rows, dim]
   int32_t rows, top_k, dim;
+  int32_t adds;  // to what `out` holds
 };
 
 // Weights of one expert: its matrices, all of one shape, bf16.

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "kernels/cuda/common/layer_params.h"
-#include "kernels/cuda/common/ptx.cuh"
+#include "kernels/cuda/common/overlap.cuh"
 
 namespace fovea::kernels::cuda {
 

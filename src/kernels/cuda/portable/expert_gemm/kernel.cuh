@@ -43,6 +43,7 @@ struct ExpertGemmConfig {
     auto* const sources =
         reinterpret_cast<const uint16_t**>(stages + kStages * Shape::kStageElements);
     ExpertTile tile;
+    wait_and_allow_next();
     if (!find_tile(params, tile)) return;
     find_sources<kRowTile>(params, tile, sources);
     __syncthreads();

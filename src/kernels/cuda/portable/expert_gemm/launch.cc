@@ -30,7 +30,7 @@ void ExpertGemm::run(ExpertGemmParams params, int32_t experts, bool is_kn, Strea
   const int32_t column_tiles = ceil_div(params.n, kernel.key_tile()) * params.matrices;
   kernel.launch(
       {static_cast<uint32_t>(experts * params.row_tiles), static_cast<uint32_t>(column_tiles)},
-      params, stream);
+      params, stream, kOverlapped);
 }
 
 }  // namespace fovea::kernels::cuda

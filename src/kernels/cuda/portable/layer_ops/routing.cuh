@@ -168,7 +168,7 @@ struct CombineConfig {
     const int64_t row = blockIdx.x;
     const int32_t* const ids = params.ids + row * params.top_k;
     for (int column = threadIdx.x; column < params.dim; column += kThreads) {
-      float sum = params.out[row * params.dim + column];
+      float sum = params.adds ? params.out[row * params.dim + column] : 0.0f;
       // Visits the experts in ascending order; no row has an expert twice.
       for (int last = -1, k = 0; k < params.top_k; ++k) {
         int next = 0x7fffffff;
