@@ -3,10 +3,10 @@
 // names of cases.
 //
 // `delta`, `mamba2`, `kda` and `lightning` are layers of `linear_cuda` with their convolution, or
-// `alone` without it:
-// decode, verification of four drafts with a snapshot after each, and prompts. Their floor is the
-// bytes of all states, read and written at the measured rate of copies; verification writes five
-// states for each read one.
+// `alone` without it: decode, verification of four drafts, and prompts. Their floor is the bytes of
+// all states, read and written at the measured rate of copies. Verification with a snapshot after
+// each draft writes five states for each read one; with `kept` drafts, one, which takes in accepted
+// drafts of the pass before.
 //
 // `chunks` and `kda chunks` are the prefill of gated delta net and of KDA on Hopper by themselves,
 // plan included. Their floor is the larger of the bytes of q, k, v, decays of columns and outputs
@@ -82,16 +82,31 @@ constexpr Shape kShapes[] = {
 struct Load {
   const char* name;
   int32_t requests, tokens;  // tokens of each request
-  bool snapshots;            // after each token
+  bool snapshots = false;    // after each token
+  int32_t max_drafts = 0;    // that slots keep
+  int32_t drafts = 0;        // among the tokens
+  int32_t accepted = 0;      // slots hold max_drafts drafts
 };
 
 constexpr Load kLoads[] = {
-    {"decode 1", 1, 1, false},         {"decode 8", 8, 1, false},
-    {"decode 32", 32, 1, false},       {"decode 128", 128, 1, false},
-    {"decode 256", 256, 1, false},     {"verify 4 of 32", 32, 4, true},
-    {"prompt 1x1k", 1, 1024, false},   {"prompt 1x4k", 1, 4096, false},
-    {"prompt 1x8k", 1, 8192, false},   {"prompt 8x2k", 8, 2048, false},
-    {"prompt 1x16k", 1, 16384, false}, {"prompt 4x8k", 4, 8192, false},
+    {"decode 1", 1, 1},
+    {"decode 8", 8, 1},
+    {"decode 32", 32, 1},
+    {"decode 128", 128, 1},
+    {"decode 256", 256, 1},
+    {"verify 4 of 32", 32, 4, true},
+    {"kept 4 of 1", 1, 4, false, 4, 4, 4},
+    {"kept 4 of 8", 8, 4, false, 4, 4, 4},
+    {"kept 4 of 32", 32, 4, false, 4, 4, 4},
+    {"kept 4 of 128", 128, 4, false, 4, 4, 4},
+    {"kept 4 of 32 two accepted", 32, 4, false, 4, 4, 2},
+    {"kept none of 32", 32, 1, false, 4},  // a decode step
+    {"prompt 1x1k", 1, 1024},
+    {"prompt 1x4k", 1, 4096},
+    {"prompt 1x8k", 1, 8192},
+    {"prompt 8x2k", 8, 2048},
+    {"prompt 1x16k", 1, 16384},
+    {"prompt 4x8k", 4, 8192},
 };
 
 constexpr int64_t kCacheBytes = int64_t{256} << 20;  // more than any cache holds
@@ -119,7 +134,9 @@ class Layers {
                           .heads = linear.value_heads,
                           .rows = linear.value_dim,
                           .columns = linear.key_dim,
-                          .dtype = shape.states};
+                          .dtype = shape.states,
+                          .max_drafts = load.max_drafts,
+                          .draft_inputs = load.max_drafts > 0 ? draft_row(spec()).size : 0};
     const int32_t slots = 1 + load.requests + (load.snapshots ? tokens_ : 0);
     const Device device = kernels.context().info().device();
     pool_ = make_state_pool(states, slots, device);
@@ -128,6 +145,10 @@ class Layers {
       const auto seed = static_cast<uint32_t>(i + 1);
       kernels.fill_noise(view.state, shape.states, view.state_slot_stride * slots, seed, 1, 0,
                          stream);
+      if (view.drafts != nullptr) {
+        const int64_t values = int64_t{2} * load.max_drafts * states.draft_inputs * slots;
+        kernels.fill_noise(view.drafts, DType::f32, values, seed, 0.1f, -0.2f, stream);
+      }
       if (view.conv_slot_stride > 0) {
         kernels.fill_noise(view.conv, DType::f32, view.conv_slot_stride * slots, seed, 1, 0,
                            stream);
@@ -147,6 +168,7 @@ class Layers {
     fill(beta_, int64_t{tokens_} * linear.value_heads, 0.05f, 0.5f);
     fill(out_, int64_t{tokens_} * linear.value_heads * linear.value_dim, 1, 0);
     make_batch(stream);
+    if (load.max_drafts > 0) set_marks(stream);
     make_backend(device, stream);
   }
 
@@ -168,12 +190,25 @@ class Layers {
   }
 
  private:
+  AttentionSpec spec() const {
+    return {.kind = shape_.kind, .q_dtype = DType::bf16, .linear = shape_.linear};
+  }
+
+  // Slots hold max_drafts drafts, of which the batch's lengths count `accepted`.
+  void set_marks(Stream stream) {
+    const StateMark mark = {.tokens = load_.tokens - load_.accepted, .drafts = load_.max_drafts};
+    const std::vector<StateMark> marks(static_cast<size_t>(pool_->slots()), mark);
+    gpu::copy_to_device(pool_->marks(), marks.data(), marks.size() * sizeof(StateMark), stream);
+    gpu::synchronize(stream);
+  }
+
   // Every request has context, so states are read.
   void make_batch(Stream stream) {
-    std::vector<int32_t> indices;  // q_indptr, kv_lens, state_slots, snapshot_slots
+    std::vector<int32_t> indices;  // q_indptr, kv_lens, state_slots, draft_counts, snapshot_slots
     for (int32_t i = 0; i <= load_.requests; ++i) indices.push_back(i * load_.tokens);
     for (int32_t i = 0; i < load_.requests; ++i) indices.push_back(2 * load_.tokens);
     for (int32_t i = 0; i < load_.requests; ++i) indices.push_back(1 + i);
+    for (int32_t i = 0; i < load_.requests; ++i) indices.push_back(load_.drafts);
     for (int32_t i = 0; i < tokens_; ++i) indices.push_back(1 + load_.requests + i);
     lists_ = gpu::to_device(indices, stream);
     const auto requests = static_cast<size_t>(load_.requests);
@@ -184,17 +219,14 @@ class Layers {
     batch_.q_indptr = all.first(requests + 1);
     batch_.kv_lens = all.subspan(requests + 1, requests);
     batch_.linear.state_slots = all.subspan(2 * requests + 1, requests);
-    if (load_.snapshots) batch_.linear.snapshot_slots = all.subspan(3 * requests + 1);
+    if (load_.max_drafts > 0) batch_.linear.draft_counts = all.subspan(3 * requests + 1, requests);
+    if (load_.snapshots) batch_.linear.snapshot_slots = all.subspan(4 * requests + 1);
   }
 
   void make_backend(Device device, Stream stream) {
     const BackendRegistry registry = BackendRegistry::builtin();
-    backend_ =
-        registry.find("linear_cuda")
-            ->create(
-                {.spec = {.kind = shape_.kind, .q_dtype = DType::bf16, .linear = shape_.linear},
-                 .state = pool_.get(),
-                 .device = device});
+    backend_ = registry.find("linear_cuda")
+                   ->create({.spec = spec(), .state = pool_.get(), .device = device});
     backend_->reserve({.max_requests = load_.requests,
                        .max_tokens = tokens_,
                        .max_q_len = load_.tokens,

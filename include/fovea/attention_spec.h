@@ -154,6 +154,27 @@ struct AttentionSpec {
   bool operator==(const AttentionSpec&) const = default;
 };
 
+// A draft's inputs as a state pool keeps them (StateCacheSpec::draft_inputs): `mixed`, then
+// log_decay and beta of LinearTensors, each from a multiple of four values on.
+struct DraftRow {
+  int32_t decays = 0, betas = 0;        // values of log_decay and of beta
+  int32_t decays_at = 0, betas_at = 0;  // where they begin
+  int32_t size = 0;
+};
+constexpr DraftRow draft_row(const AttentionSpec& spec) {
+  const auto padded = [](int32_t values) { return (values + 3) / 4 * 4; };
+  const LinearSpec& linear = spec.linear;
+  DraftRow row;
+  if (spec.kind != AttentionKind::lightning) {  // its decays belong to the layer
+    row.decays = linear.value_heads * (spec.kind == AttentionKind::kda ? linear.key_dim : 1);
+    row.betas = linear.value_heads;
+  }
+  row.decays_at = padded(linear.conv_dim());
+  row.betas_at = row.decays_at + padded(row.decays);
+  row.size = row.betas_at + padded(row.betas);
+  return row;
+}
+
 // Type of the new k and v and of out.
 constexpr DType activation_dtype(const AttentionSpec& spec) {
   return is_fp8(spec.q_dtype) ? DType::bf16 : spec.q_dtype;

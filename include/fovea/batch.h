@@ -109,6 +109,17 @@ struct LinearBatch {
   // continues from the slot of its last accepted token; in a prompt the copies are checkpoints for
   // the prefix cache.
   std::span<const int32_t> snapshot_slots = {};
+  // [requests] or absent: how many of a request's new tokens, the last ones, are drafts; at most
+  // StateCacheSpec::max_drafts. They do not change the state: the slot keeps their inputs. The next
+  // pass over the slot takes those that its lengths count, a prefix of them, into the state and
+  // forgets the others. So accepted drafts are a length, as those of a KV cache are, and a
+  // verification reads and writes each state once, as a decode step does.
+  //
+  // plan() takes them over, in stream order: once a pass is planned, its layers must run before
+  // another plan() over these slots. Over a pool that keeps drafts, a request with earlier tokens
+  // continues from a number of tokens that its slot holds (StatePool::marks()): a CPU refuses any
+  // other number, and on a GPU such a request counts as one without a slot.
+  std::span<const int32_t> draft_counts = {};
 };
 
 // Facts about a batch that the caller may know. Hints make a pass faster. They can change the last

@@ -171,7 +171,9 @@ std::unique_ptr<WindowKvPool> make_window_kv_pool(const KvCacheSpec& spec, int64
 // Throws Error{invalid_argument} naming a page that the full pool does not have.
 int32_t usable_window_prefix(const WindowKvPool& pool, std::span<const int64_t> full_pages);
 
-// Recurrent states of linear layers, f32, one slot per request. Slot 0 is the dummy.
+inline constexpr int32_t kMaxSlotDrafts = 64;
+
+// Recurrent states of linear layers, one slot per request. Slot 0 is the dummy.
 struct StateCacheSpec {
   int32_t layers = 0;
   int32_t conv_dim = 0;    // channels of the causal convolution
@@ -182,6 +184,9 @@ struct StateCacheSpec {
   // Type of the recurrent states: f32, bf16 or f16. In 16 bits they are rounded after every token.
   // Windows of the convolution are f32.
   DType dtype = DType::f32;
+  // Drafts whose inputs a slot keeps (LinearBatch::draft_counts), kMaxSlotDrafts at most; 0: none.
+  int32_t max_drafts = 0;
+  int32_t draft_inputs = 0;  // values of a kept draft: draft_row(spec of the layers).size
 
   // Returns the bytes over all layers. Throws Error{invalid_argument} naming the field that is out
   // of range.
@@ -193,12 +198,22 @@ struct StateLayerView {
   void* state = nullptr;  // [slots, heads, rows, columns] of StateCacheSpec::dtype
   int64_t conv_slot_stride = 0, state_slot_stride = 0;  // elements
   int32_t slots = 0;
+  // [slots, 2 * max_drafts, draft_inputs] inputs of drafts, dense; null if the pool keeps none.
+  // Backends write them; their contents belong to the backend and the device.
+  float* drafts = nullptr;
 
   // Returns the states as elements of T, the type that the spec's dtype names.
   template <typename T>
   T* state_as() const {
     return static_cast<T*>(state);
   }
+};
+
+// The contents of a slot of a pool that keeps drafts, the same in all layers.
+struct StateMark {
+  int32_t tokens = 0;  // that the state and the window include
+  int32_t drafts = 0;  // kept behind them
+  int32_t row = 0;     // the first one's; row 0 follows row 2 * max_drafts - 1
 };
 
 class StatePool {
@@ -211,10 +226,13 @@ class StatePool {
   virtual Device device() const { return {}; }  // where the states are
   virtual bool in_use(int32_t slot) const = 0;  // false for slots that the pool does not have
   virtual StateLayerView layer(int32_t index) const = 0;
+  // [slots] in memory of device(); null if the pool keeps no drafts. plan() reads and writes them.
+  virtual StateMark* marks() const { return nullptr; }
   virtual int32_t free_slots() const = 0;
   virtual std::optional<int32_t> allocate() = 0;  // zeroed; nullopt: full
   virtual void release(int32_t slot) = 0;
-  virtual void copy(int32_t from, int32_t to) = 0;  // all layers: fork, snapshot, restore
+  // All layers, kept drafts too: fork, snapshot, restore.
+  virtual void copy(int32_t from, int32_t to) = 0;
   // On a GPU: enqueues what allocate() and copy() do to the states since the last call, in their
   // order, for work that is enqueued on the stream afterwards. Call it before plan(), outside of
   // captures. On the CPU it does nothing.

@@ -45,6 +45,7 @@ void for_each_array(const BatchView& batch, const Visit& visit) {
   add("cross.lens", batch.cross.lens, requests);
   add("linear.state_slots", batch.linear.state_slots, requests);
   add("linear.snapshot_slots", batch.linear.snapshot_slots, tokens);
+  add("linear.draft_counts", batch.linear.draft_counts, requests);
   add("hints.host_q_lens", batch.hints.host_q_lens, requests, true);
   add("hints.host_kv_lens", batch.hints.host_kv_lens, requests, true);
   add("hints.shared_prefix", batch.hints.shared_prefix, requests);

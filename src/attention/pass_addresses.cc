@@ -64,9 +64,10 @@ void PassAddresses::add(const KvPool& pool, std::string_view whose) {
 }
 
 void PassAddresses::add(const StatePool& pool, std::string_view whose) {
+  add({{"the marks of states", pool.marks()}}, whose);
   for (int32_t layer = 0; layer < pool.spec().layers; ++layer) {
     const StateLayerView view = pool.layer(layer);
-    add({{"states", view.state}, {"windows of states", view.conv}},
+    add({{"states", view.state}, {"windows of states", view.conv}, {"drafts", view.drafts}},
         fmt::format(" of layer {}{}", layer, whose));
   }
 }

@@ -30,9 +30,11 @@ std::string words_of(const KvCacheSpec& spec) {
 }
 
 std::string words_of(const StateCacheSpec& spec) {
-  return fmt::format("states: {} layers, conv {} x {}, {} heads of {} x {}, {}", spec.layers,
-                     spec.conv_dim, spec.conv_width - 1, spec.heads, spec.rows, spec.columns,
-                     dtype_name(spec.dtype));
+  const std::string states = fmt::format(
+      "states: {} layers, conv {} x {}, {} heads of {} x {}, {}", spec.layers, spec.conv_dim,
+      spec.conv_width - 1, spec.heads, spec.rows, spec.columns, dtype_name(spec.dtype));
+  if (spec.max_drafts == 0) return states;
+  return fmt::format("{}, {} drafts of {}", states, spec.max_drafts, spec.draft_inputs);
 }
 
 // The rows of K or of V of one layer.
@@ -134,6 +136,15 @@ PoolDescription describe_pool(const StatePool& pool) {
     }
     description.regions.push_back(dense_region(fmt::format("layer {} state", layer), view.state,
                                                state, pool.slots(), pool.device()));
+    if (view.drafts == nullptr) continue;
+    const auto drafts = sizeof(float) * 2 * static_cast<size_t>(spec.max_drafts) *
+                        static_cast<size_t>(spec.draft_inputs);
+    description.regions.push_back(dense_region(fmt::format("layer {} drafts", layer), view.drafts,
+                                               drafts, pool.slots(), pool.device()));
+  }
+  if (pool.marks() != nullptr) {
+    description.regions.push_back(
+        dense_region("marks", pool.marks(), sizeof(StateMark), pool.slots(), pool.device()));
   }
   description.layout = words_of(spec);
   description.checksum = fnv1a(description.layout);

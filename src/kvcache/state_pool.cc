@@ -17,8 +17,22 @@ constexpr const char* kWhat = "the size of the state pool";
 
 // Elements in one slot of one layer.
 struct SlotSize {
-  int64_t conv, state;
+  int64_t conv, state, drafts;
 };
+
+int64_t draft_rows(const StateCacheSpec& spec) {
+  check_argument(spec.max_drafts >= 0 && spec.max_drafts <= kMaxSlotDrafts,
+                 "max_drafts is {}, must be in [0, {}]", spec.max_drafts, kMaxSlotDrafts);
+  check_argument((spec.draft_inputs > 0) == (spec.max_drafts > 0) && spec.draft_inputs >= 0,
+                 "draft_inputs is {}, must be {} with max_drafts {}", spec.draft_inputs,
+                 spec.max_drafts > 0 ? "positive" : "0", spec.max_drafts);
+  // The next pass takes over as many as it may bring itself.
+  return 2 * int64_t{spec.max_drafts};
+}
+
+int64_t mark_bytes(const StateCacheSpec& spec) {
+  return spec.max_drafts > 0 ? int64_t{sizeof(StateMark)} : 0;
+}
 
 SlotSize slot_size(const StateCacheSpec& spec) {
   check_argument(spec.layers > 0, "layers is {}, must be positive", spec.layers);
@@ -31,7 +45,8 @@ SlotSize slot_size(const StateCacheSpec& spec) {
                  "dtype is {}, states are {}, {} or {}", dtype_name(spec.dtype),
                  dtype_name(DType::f32), dtype_name(DType::bf16), dtype_name(DType::f16));
   return {int64_t{spec.conv_dim} * (spec.conv_width - 1),
-          checked_product(kWhat, {spec.heads, spec.rows, spec.columns})};
+          checked_product(kWhat, {spec.heads, spec.rows, spec.columns}),
+          checked_product(kWhat, {draft_rows(spec), spec.draft_inputs})};
 }
 
 class SlotStatePool final : public StatePool {
@@ -41,8 +56,11 @@ class SlotStatePool final : public StatePool {
         slots_(slots),
         slot_(slot_size(spec)),
         conv_bytes_(array_bytes(slot_.conv, DType::f32)),
-        layer_bytes_(checked_sum(kWhat, {conv_bytes_, array_bytes(slot_.state, spec.dtype)})),
-        memory_(checked_product(kWhat, {layer_bytes_, spec.layers}), device, "the state pool"),
+        drafts_at_(checked_sum(kWhat, {conv_bytes_, array_bytes(slot_.state, spec.dtype)})),
+        layer_bytes_(checked_sum(kWhat, {drafts_at_, array_bytes(slot_.drafts, DType::f32)})),
+        marks_at_(checked_product(kWhat, {layer_bytes_, spec.layers})),
+        memory_(checked_sum(kWhat, {marks_at_, mark_bytes(spec) * slots}), device,
+                "the state pool"),
         in_use_(static_cast<size_t>(slots)),
         used_before_(static_cast<size_t>(slots)) {
     free_.reserve(static_cast<size_t>(slots));
@@ -62,6 +80,11 @@ class SlotStatePool final : public StatePool {
     check_argument(index >= 0 && index < spec_.layers, "layer is {}, the state pool has {}", index,
                    spec_.layers);
     return view(index);
+  }
+
+  StateMark* marks() const override {
+    if (spec_.max_drafts == 0) return nullptr;
+    return reinterpret_cast<StateMark*>(memory_.data() + marks_at_);
   }
 
   std::optional<int32_t> allocate() override {
@@ -125,20 +148,24 @@ class SlotStatePool final : public StatePool {
 
   template <typename Clear, typename Copy>
   void apply(const Change& change, const Clear& clear, const Copy& copy) const {
+    const auto apply_to = [&](void* array, int64_t bytes) {
+      char* const first = static_cast<char*>(array);
+      char* const to = first + change.to * bytes;
+      if (change.from == kZeros) {
+        clear(to, static_cast<size_t>(bytes));
+      } else {
+        copy(to, first + change.from * bytes, static_cast<size_t>(bytes));
+      }
+    };
     for (int32_t i = 0; i < spec_.layers; ++i) {
       const StateLayerView layer = view(i);
-      for (const auto& [array, bytes] :
-           {std::pair{static_cast<void*>(layer.conv), slot_bytes(slot_.conv, DType::f32)},
-            std::pair{layer.state, slot_bytes(slot_.state, spec_.dtype)}}) {
-        char* const first = static_cast<char*>(array);
-        char* const to = first + change.to * bytes;
-        if (change.from == kZeros) {
-          clear(to, static_cast<size_t>(bytes));
-        } else {
-          copy(to, first + change.from * bytes, static_cast<size_t>(bytes));
-        }
-      }
+      apply_to(layer.conv, slot_bytes(slot_.conv, DType::f32));
+      apply_to(layer.state, slot_bytes(slot_.state, spec_.dtype));
+      // A mark of zeros says that there are no drafts, so their inputs may stay.
+      const bool has_drafts = spec_.max_drafts > 0 && change.from != kZeros;
+      if (has_drafts) apply_to(layer.drafts, slot_bytes(slot_.drafts, DType::f32));
     }
+    if (spec_.max_drafts > 0) apply_to(marks(), mark_bytes(spec_));
   }
 
   static int64_t slot_bytes(int64_t elements, DType dtype) {
@@ -158,6 +185,7 @@ class SlotStatePool final : public StatePool {
     layer.conv_slot_stride = slot_.conv;
     layer.state_slot_stride = slot_.state;
     layer.slots = slots_;
+    if (spec_.max_drafts > 0) layer.drafts = reinterpret_cast<float*>(base + drafts_at_);
     return layer;
   }
 
@@ -169,7 +197,9 @@ class SlotStatePool final : public StatePool {
   int32_t slots_;
   SlotSize slot_;
   int64_t conv_bytes_;
+  int64_t drafts_at_;
   int64_t layer_bytes_;
+  int64_t marks_at_;
   PoolMemory memory_;
   std::vector<int32_t> free_;
   std::vector<bool> in_use_;
@@ -184,8 +214,10 @@ size_t StateCacheSpec::bytes_per_slot() const {
   const auto state_bytes = static_cast<int64_t>(dtype_bytes(dtype));
   const int64_t layer =
       checked_sum(kWhat, {checked_product(kWhat, {slot.conv, int64_t{sizeof(float)}}),
-                          checked_product(kWhat, {slot.state, state_bytes})});
-  return static_cast<size_t>(checked_product(kWhat, {layer, layers}));
+                          checked_product(kWhat, {slot.state, state_bytes}),
+                          checked_product(kWhat, {slot.drafts, int64_t{sizeof(float)}})});
+  return static_cast<size_t>(
+      checked_sum(kWhat, {checked_product(kWhat, {layer, layers}), mark_bytes(*this)}));
 }
 
 std::unique_ptr<StatePool> make_state_pool(const StateCacheSpec& spec, int32_t slots,

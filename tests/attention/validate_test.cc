@@ -264,7 +264,10 @@ TEST(Validate, NamesTheFieldOfAState) {
        {"rows is 8, the layers have value_dim 16", [](auto& s) { s.rows = 8; }},
        {"columns is 16, the layers have key_dim 8", [](auto& s) { s.columns = 16; }},
        {"conv_dim is 95, the layers have 96", [](auto& s) { s.conv_dim = 95; }},
-       {"conv_width is 3, the layers have 4", [](auto& s) { s.conv_width = 3; }}});
+       {"conv_width is 3, the layers have 4", [](auto& s) { s.conv_width = 3; }},
+       {"max_drafts is -1, must be in [0, 64]", [](auto& s) { s.max_drafts = -1; }},
+       {"draft_inputs is 0, draft_row() of the layers has size 104",
+        [](auto& s) { s.max_drafts = 1; }}});
   AttentionSpec without = linear();
   without.linear.conv_width = 0;
   state.conv_dim = state.conv_width = 7;

@@ -6,7 +6,6 @@
 #include <cstring>
 #include <fstream>
 #include <limits>
-#include <set>
 #include <string>
 
 #include "fovea/kv_cache.h"
@@ -293,75 +292,6 @@ TEST(SplitPages, HeadsBetweenTokensCannotBeSplit) {
   EXPECT_TRUE(split_pages(make_kv_pool(spec, 2)->layer(0), 4));
   spec.kv_heads = 1;
   EXPECT_TRUE(split_pages(make_kv_pool(spec, 2)->layer(0), 2));
-}
-
-StateCacheSpec state_spec() {
-  StateCacheSpec spec;
-  spec.layers = 2;
-  spec.conv_dim = 5;
-  spec.conv_width = 4;
-  spec.heads = 3;
-  spec.rows = 2;
-  spec.columns = 7;
-  return spec;
-}
-
-TEST(StatePool, SlotsAreDisjointZeroedAndCopied) {
-  const auto pool = make_state_pool(state_spec(), 4);
-  EXPECT_EQ(state_spec().bytes_per_slot(), 2u * (5 * 3 + 3 * 2 * 7) * sizeof(float));
-  const auto fill = [&](int32_t slot, float value) {
-    for (int32_t i = 0; i < 2; ++i) {
-      const StateLayerView layer = pool->layer(i);
-      std::fill_n(layer.conv + slot * layer.conv_slot_stride, 15, value + static_cast<float>(i));
-      std::fill_n(layer.state_as<float>() + slot * layer.state_slot_stride, 42,
-                  value - static_cast<float>(i));
-    }
-  };
-  const auto expect = [&](int32_t slot, float conv, float step) {
-    for (int32_t i = 0; i < 2; ++i) {
-      const StateLayerView layer = pool->layer(i);
-      for (int j = 0; j < 15; ++j) {
-        ASSERT_EQ(layer.conv[slot * layer.conv_slot_stride + j],
-                  conv + step * static_cast<float>(i));
-      }
-      for (int j = 0; j < 42; ++j) {
-        ASSERT_EQ(layer.state_as<float>()[slot * layer.state_slot_stride + j],
-                  conv - step * static_cast<float>(i));
-      }
-    }
-  };
-  std::set<int32_t> slots;
-  for (int i = 0; i < 3; ++i) slots.insert(pool->allocate().value());
-  EXPECT_EQ(slots, (std::set<int32_t>{1, 2, 3}));
-  EXPECT_FALSE(pool->allocate());
-  EXPECT_EQ(pool->free_slots(), 0);
-  for (const int32_t slot : slots) fill(slot, static_cast<float>(10 * slot));
-  for (const int32_t slot : slots) expect(slot, static_cast<float>(10 * slot), 1);
-  expect(0, 0, 0);
-  pool->copy(1, 3);
-  expect(3, 10, 1);
-  expect(2, 20, 1);
-  pool->release(2);
-  EXPECT_EQ(pool->allocate(), 2);
-  expect(2, 0, 0);
-}
-
-TEST(StatePool, MisuseIsAnError) {
-  const auto pool = make_state_pool(state_spec(), 3);
-  const int32_t slot = pool->allocate().value();
-  EXPECT_TRUE(pool->in_use(slot));
-  pool->release(slot);
-  for (const int32_t other : {slot, 0, 3, -1}) EXPECT_FALSE(pool->in_use(other)) << other;
-  expect_invalid("state slot " + std::to_string(slot), [&] { pool->release(slot); });
-  expect_invalid("state slot 0", [&] { pool->release(0); });
-  expect_invalid("state slot 3", [&] { pool->copy(3, 3); });
-  expect_invalid("slots is 1", [] { make_state_pool(state_spec(), 1); });
-  StateCacheSpec spec = state_spec();
-  spec.conv_width = 0;
-  expect_invalid("conv_width is 0", [&] { make_state_pool(spec, 2); });
-  spec = state_spec();
-  spec.heads = spec.rows = spec.columns = std::numeric_limits<int32_t>::max();
-  expect_invalid("overflows", [&] { make_state_pool(spec, 2); });
 }
 
 }  // namespace

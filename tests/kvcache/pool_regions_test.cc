@@ -115,6 +115,21 @@ TEST(PoolRegions, StatesMoveByRegionsAlone) {
   EXPECT_EQ(moved.conv[moved.conv_slot_stride + 17], 4);
 }
 
+TEST(PoolRegions, KeptDraftsMoveWithTheirStates) {
+  const StateCacheSpec spec{
+      .layers = 2, .heads = 2, .rows = 3, .columns = 5, .max_drafts = 3, .draft_inputs = 7};
+  const auto source = make_state_pool(spec, 4), target = make_state_pool(spec, 4);
+  const PoolDescription from = describe_pool(*source), to = describe_pool(*target);
+  EXPECT_EQ(from.regions.size(), 5u);
+  constexpr int64_t kValues = 2 * 3 * 7;
+  source->layer(1).drafts[2 * kValues + 41] = 6;
+  source->marks()[2] = {.tokens = 9, .drafts = 1, .row = 5};
+  move_page(from, 2, to, 1);
+  EXPECT_EQ(target->layer(1).drafts[kValues + 41], 6);
+  EXPECT_EQ(target->marks()[1].tokens, 9);
+  EXPECT_EQ(target->marks()[1].row, 5);
+}
+
 TEST(PoolRegions, ChecksumsTellSpecsApart) {
   std::set<uint64_t> checksums;
   KvCacheSpec spec = spec_of(KvOrder::nhd, DType::bf16, KvScale::none);

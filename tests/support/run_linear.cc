@@ -13,13 +13,14 @@
 namespace fovea::test {
 
 struct LinearRun::Arrays : LinearSequence {
-  std::vector<int32_t> q_indptr = {0}, kv_lens, state_slots, snapshot_slots;
+  std::vector<int32_t> q_indptr = {0}, kv_lens, state_slots, snapshot_slots, draft_counts;
   std::vector<float> out;
 
   bool same_inputs(const Arrays& other) const {
     return q_indptr == other.q_indptr && kv_lens == other.kv_lens &&
            state_slots == other.state_slots && snapshot_slots == other.snapshot_slots &&
-           mixed == other.mixed && log_decay == other.log_decay && beta == other.beta;
+           draft_counts == other.draft_counts && mixed == other.mixed &&
+           log_decay == other.log_decay && beta == other.beta;
   }
 };
 
@@ -36,17 +37,31 @@ BackendRequest request_of(const LinearCase& test, int threads) {
   return request;
 }
 
+namespace {
+
+StateCacheSpec spec_with_drafts(const LinearCase& test, int32_t max_drafts) {
+  StateCacheSpec spec = state_spec(test);
+  spec.max_drafts = max_drafts;
+  spec.draft_inputs = max_drafts > 0 ? draft_row(test.spec).size : 0;
+  return spec;
+}
+
+}  // namespace
+
 LinearRun::LinearRun(const BackendEntry& entry, const LinearCase& test, const LinearData& data,
-                     int threads)
+                     int threads, int32_t max_drafts)
     : test_(test),
       data_(data),
       threads_(threads),
-      pool_(make_state_pool(state_spec(test_),
+      pool_(make_state_pool(spec_with_drafts(test_, max_drafts),
                             static_cast<int32_t>(test_.lengths.size()) + 2 + kSnapshots,
                             test_device().device())),
       workspace_(entry.workspace_bytes(request_of(test_, threads)), Fill::poison) {
   // In reverse, so that slot and request numbers differ; slot 0 and the last stay free.
   for (size_t i = test_.lengths.size(); i > 0; --i) slots_.push_back(static_cast<int32_t>(i));
+  for (int32_t i = 0; i < kSnapshots; ++i) {
+    snapshot_slots_.push_back(static_cast<int32_t>(test_.lengths.size()) + 1 + i);
+  }
   poison_states();
   BackendContext context;
   context.spec = test_.spec;
@@ -66,7 +81,12 @@ LinearRun::LinearRun(const BackendEntry& entry, const LinearCase& test, const Li
 
 std::vector<float> LinearRun::run(const std::vector<Piece>& pieces,
                                   const std::vector<int32_t>& snapshots, ForwardMode mode) {
-  Arrays arrays = arrays_of(pieces, snapshots);
+  return run_with({.snapshots = snapshots}, pieces, mode);
+}
+
+std::vector<float> LinearRun::run_with(const LinearExtras& extras, const std::vector<Piece>& pieces,
+                                       ForwardMode mode) {
+  Arrays arrays = arrays_of(pieces, extras);
   if (on_gpu()) {
     const DeviceMirror twin(blocks(arrays));
     const Arrays before = arrays;
@@ -86,16 +106,20 @@ std::vector<float> LinearRun::run(const std::vector<Piece>& pieces,
 }
 
 std::vector<std::vector<float>> LinearRun::replay(const std::vector<std::vector<Piece>>& batches,
-                                                  ForwardMode mode) {
-  Arrays captured = arrays_of(batches.front(), {});
+                                                  ForwardMode mode,
+                                                  const std::vector<std::vector<int32_t>>& drafts) {
+  const auto extras_of = [&](size_t batch) {
+    return drafts.empty() ? LinearExtras{} : LinearExtras{.drafts = drafts[batch]};
+  };
+  Arrays captured = arrays_of(batches.front(), extras_of(0));
   const DeviceMirror twin(blocks(captured));
   const gpu::Graph graph = gpu::Graph::capture(stream_->get(), [&](Stream stream) {
     backend_->plan(view(captured, mode, &twin), stream);
     backend_->forward(tensors(captured, &twin), stream);
   });
   std::vector<std::vector<float>> outputs;
-  for (const std::vector<Piece>& pieces : batches) {
-    Arrays arrays = arrays_of(pieces, {});
+  for (size_t batch = 0; batch < batches.size(); ++batch) {
+    Arrays arrays = arrays_of(batches[batch], extras_of(batch));
     twin.upload(blocks(arrays));
     graph.launch(stream_->get());
     gpu::synchronize(stream_->get());
@@ -141,7 +165,12 @@ bool LinearRun::holds_nan(int32_t layer, int32_t slot) const {
     return true;
   };
   return is_nan(view.conv, DType::f32, view.conv_slot_stride) &&
-         is_nan(view.state, pool_->spec().dtype, view.state_slot_stride);
+         is_nan(view.state, pool_->spec().dtype, view.state_slot_stride) &&
+         (view.drafts == nullptr || is_nan(view.drafts, DType::f32, draft_values()));
+}
+
+int64_t LinearRun::draft_values() const {
+  return 2 * int64_t{pool_->spec().max_drafts} * pool_->spec().draft_inputs;
 }
 
 void LinearRun::poison_states() {
@@ -157,15 +186,17 @@ void LinearRun::poison_states() {
     };
     poison(layer.conv, DType::f32, layer.conv_slot_stride);
     poison(layer.state, pool_->spec().dtype, layer.state_slot_stride);
+    if (layer.drafts != nullptr) poison(layer.drafts, DType::f32, draft_values());
   }
   if (on_gpu()) gpu::synchronize(nullptr);
 }
 
 LinearRun::Arrays LinearRun::arrays_of(const std::vector<Piece>& pieces,
-                                       const std::vector<int32_t>& snapshots) const {
+                                       const LinearExtras& extras) const {
   Arrays arrays;
   for (const Piece& piece : pieces) append(piece, arrays);
-  for (const int32_t snapshot : snapshots) {
+  arrays.draft_counts = extras.drafts;
+  for (const int32_t snapshot : extras.snapshots) {
     arrays.snapshot_slots.push_back(snapshot == -1 ? -1 : snapshot_slot(snapshot));
   }
   arrays.out.assign(static_cast<size_t>((arrays.q_indptr.back() + 2) * width()), NAN);
@@ -202,6 +233,7 @@ BatchView LinearRun::view(const Arrays& arrays, ForwardMode mode, const DeviceMi
   batch.kv_lens = place(arrays.kv_lens);
   batch.linear.state_slots = place(arrays.state_slots);
   batch.linear.snapshot_slots = place(arrays.snapshot_slots);
+  batch.linear.draft_counts = place(arrays.draft_counts);
   for (size_t i = 0; i < arrays.kv_lens.size(); ++i) {
     const int32_t q_len = arrays.q_indptr[i + 1] - arrays.q_indptr[i];
     batch.hints.max_q_len = std::max(batch.hints.max_q_len, q_len);
@@ -235,10 +267,10 @@ std::vector<float> LinearRun::rows_of(Arrays& arrays) const {
 
 HostBlocks LinearRun::blocks(Arrays& arrays) const {
   const auto bytes = [](auto& array) { return std::as_writable_bytes(std::span(array)); };
-  HostBlocks blocks = {bytes(arrays.q_indptr),    bytes(arrays.kv_lens),
-                       bytes(arrays.state_slots), bytes(arrays.snapshot_slots),
-                       bytes(arrays.mixed),       bytes(arrays.log_decay),
-                       bytes(arrays.beta),        bytes(arrays.out)};
+  HostBlocks blocks = {
+      bytes(arrays.q_indptr),       bytes(arrays.kv_lens),      bytes(arrays.state_slots),
+      bytes(arrays.snapshot_slots), bytes(arrays.draft_counts), bytes(arrays.mixed),
+      bytes(arrays.log_decay),      bytes(arrays.beta),         bytes(arrays.out)};
   for (const auto* weights :
        {&data_.conv_weight, &data_.conv_bias, &data_.skip, &data_.head_log_decay}) {
     blocks.push_back(bytes(const_cast<std::vector<float>&>(*weights)));

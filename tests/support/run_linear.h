@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "fovea/select_backend.h"
@@ -19,9 +20,17 @@ BackendRequest request_of(const LinearCase& test, int threads);
 
 inline constexpr int32_t kSnapshots = 6;
 
+// The arrays of a batch that its pieces do not give. Absent ones mean none.
+struct LinearExtras {
+  std::vector<int32_t> snapshots = {};  // [tokens] the snapshot after each token, or -1
+  std::vector<int32_t> drafts = {};     // [pieces] the last tokens of each that are drafts
+};
+
 class LinearRun {
  public:
-  LinearRun(const BackendEntry& entry, const LinearCase& test, const LinearData& data, int threads);
+  // The slots of the pool keep up to max_drafts drafts.
+  LinearRun(const BackendEntry& entry, const LinearCase& test, const LinearData& data, int threads,
+            int32_t max_drafts = 0);
 
   // Returns the outputs of the batch's rows. A piece of a request that the case does not have is
   // padding with state slot -1. snapshots[t]: the snapshot that the state after token t becomes,
@@ -29,16 +38,24 @@ class LinearRun {
   std::vector<float> run(const std::vector<Piece>& pieces,
                          const std::vector<int32_t>& snapshots = {},
                          ForwardMode mode = ForwardMode::mixed);
+  std::vector<float> run_with(const LinearExtras& extras, const std::vector<Piece>& pieces,
+                              ForwardMode mode = ForwardMode::mixed);
   // On a GPU: captures a pass over the first batch, then replays it with the contents of each. They
-  // have as many requests as the first and no more tokens. Returns the outputs of each.
+  // have as many requests as the first and no more tokens. drafts[i]: those of batch i, or absent.
+  // Returns the outputs of each.
   std::vector<std::vector<float>> replay(const std::vector<std::vector<Piece>>& batches,
-                                         ForwardMode mode);
+                                         ForwardMode mode,
+                                         const std::vector<std::vector<int32_t>>& drafts = {});
 
   // Returns the error of a forward() after a plan() that was refused.
   std::string error_behind_a_refused_plan();
 
   // Lets the request continue from a snapshot.
   void restore(size_t request, int32_t snapshot) { slots_[request] = snapshot_slot(snapshot); }
+  // Exchanges the slot of the request with the snapshot, as commit() does.
+  void exchange(size_t request, int32_t snapshot) {
+    std::swap(slots_[request], snapshot_slots_[static_cast<size_t>(snapshot)]);
+  }
 
   // Checks that the other layer and unused slots have not changed.
   bool others_untouched() const;
@@ -48,7 +65,8 @@ class LinearRun {
 
   void poison_states();
   bool holds_nan(int32_t layer, int32_t slot) const;
-  Arrays arrays_of(const std::vector<Piece>& pieces, const std::vector<int32_t>& snapshots) const;
+  int64_t draft_values() const;  // in a slot
+  Arrays arrays_of(const std::vector<Piece>& pieces, const LinearExtras& extras) const;
   void append(const Piece& piece, Arrays& to) const;
   // The arrays as a backend sees them: on the CPU, or those of their copy on a GPU.
   BatchView view(const Arrays& arrays, ForwardMode mode, const DeviceMirror* twin) const;
@@ -59,6 +77,8 @@ class LinearRun {
   ::testing::AssertionResult guards_intact() const;
 
   int32_t snapshot_slot(int32_t snapshot) const {
+    const bool exists = snapshot >= 0 && snapshot < kSnapshots;
+    if (exists) return snapshot_slots_[static_cast<size_t>(snapshot)];
     return static_cast<int32_t>(data_.sequences.size()) + 1 + snapshot;
   }
   int64_t width() const {
@@ -68,7 +88,8 @@ class LinearRun {
   LinearCase test_;
   const LinearData& data_;
   ThreadPool threads_;
-  std::vector<int32_t> slots_;  // state slot of each sequence
+  std::vector<int32_t> slots_;           // state slot of each sequence
+  std::vector<int32_t> snapshot_slots_;  // [kSnapshots]
   std::unique_ptr<StatePool> pool_;
   GuardedBuffer workspace_;
   std::unique_ptr<DeviceMirror> device_workspace_;

@@ -21,7 +21,10 @@ CudaBackendBase::CudaBackendBase(std::string_view name, const BackendContext& co
     layers = static_cast<size_t>(pool_->spec().layers);
     cache_ = CudaCache(spec(), *pool_, device_info().sm, kernels::cuda::kernel_store());
   }
-  if (states_ != nullptr) layers = static_cast<size_t>(states_->spec().layers);
+  if (states_ != nullptr) {
+    layers = static_cast<size_t>(states_->spec().layers);
+    rules_.max_drafts = states_->spec().max_drafts;
+  }
   layer_launches_.resize(layers);
 }
 

@@ -93,6 +93,9 @@ CudaLayer cuda_layer(const KvLayerView& view, const KvPool& pool) {
 void check_state_alignment(const StateLayerView& view, DType dtype, int32_t layer) {
   check_aligned(fmt::format("layer {} of the state pool: state", layer), view.state, dtype,
                 {view.state_slot_stride});
+  if (view.drafts == nullptr) return;
+  check_aligned(fmt::format("layer {} of the state pool: drafts", layer), view.drafts, DType::f32,
+                {});
 }
 
 cuda::KeyParams packed_keys(const LayerTensors& tensors, const BatchView& batch) {

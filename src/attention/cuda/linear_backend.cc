@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attention/cuda/linear_backend.h"
 
+#include <cstddef>
 #include <optional>
 
 #include "attention/cuda/backend_base.h"
@@ -42,6 +43,7 @@ cuda::RecurrentDecodeSetup decode_setup(const AttentionSpec& spec, const DeviceI
 
 struct Buffers {
   cuda::StateSpan* spans = nullptr;   // [max_requests]
+  cuda::DraftSpan* drafts = nullptr;  // [max_requests]
   int32_t* token_requests = nullptr;  // [max_tokens]
   int32_t* snapshot_slots = nullptr;  // [max_tokens]
   float* convolved = nullptr;         // [max_tokens, conv_dim], with a convolution
@@ -52,6 +54,7 @@ Buffers carve_buffers(WorkspaceCarver& workspace, const AttentionSpec& spec,
                       const BatchLimits& limits, const DeviceInfo& device) {
   Buffers buffers;
   buffers.spans = workspace.take<cuda::StateSpan>(limits.max_requests);
+  buffers.drafts = workspace.take<cuda::DraftSpan>(limits.max_requests);
   buffers.token_requests = workspace.take<int32_t>(limits.max_tokens);
   buffers.snapshot_slots = workspace.take<int32_t>(limits.max_tokens);
   if (spec.linear.conv_width > 0) {
@@ -64,6 +67,10 @@ Buffers carve_buffers(WorkspaceCarver& workspace, const AttentionSpec& spec,
   }
   return buffers;
 }
+
+static_assert(sizeof(cuda::SlotMark) == sizeof(StateMark) &&
+              offsetof(cuda::SlotMark, drafts) == offsetof(StateMark, drafts) &&
+              offsetof(cuda::SlotMark, row) == offsetof(StateMark, row));
 
 // Returns what all layers of the spec have in common.
 cuda::RecurrenceParams recurrence_params(const AttentionSpec& spec) {
@@ -107,6 +114,8 @@ class CudaLinear final : public CudaBackendBase {
   void run_layer(const LayerTensors& tensors, gpu::Launcher launcher) override;
 
   bool convolves() const { return spec().linear.conv_width > 0; }
+  bool keeps_drafts() const { return states()->marks() != nullptr; }
+  cuda::KeptInputs kept_inputs(const StateLayerView& state) const;
   void convolve(const LinearTensors& linear, const StateLayerView& state, gpu::Launcher launcher);
   cuda::ChunkPrefillBatch chunked_batch() const {
     return {.spans = buffers_.spans, .requests = batch().requests, .tokens = batch().tokens};
@@ -161,6 +170,7 @@ void CudaLinear::plan_batch(const BatchView& batch, gpu::Launcher launcher) {
   const bool snapshots = !batch.linear.snapshot_slots.empty();
   cuda::LinearPlanParams plan{};
   plan.plan.spans = buffers_.spans;
+  plan.plan.drafts = keeps_drafts() ? buffers_.drafts : nullptr;
   plan.plan.token_requests = buffers_.token_requests;
   plan.plan.snapshot_slots = snapshots ? buffers_.snapshot_slots : nullptr;
   plan.plan.token_count = batch.q_indptr.data() + batch.requests;
@@ -168,12 +178,25 @@ void CudaLinear::plan_batch(const BatchView& batch, gpu::Launcher launcher) {
   plan.kv_lens = batch.kv_lens.data();
   plan.state_slots = batch.linear.state_slots.data();
   plan.snapshot_slots = batch.linear.snapshot_slots.data();
+  plan.draft_counts = batch.linear.draft_counts.data();
+  plan.marks = reinterpret_cast<cuda::SlotMark*>(states()->marks());
+  plan.max_drafts = states()->spec().max_drafts;
   plan.slots = states()->slots();
   plan.tokens = batch.tokens;
   plan.min_chunked = chunked_ ? kMinChunkedTokens : 0;
   planner_.run(plan, batch.requests, launcher);
   params_.plan = plan.plan;
   if (chunked_) chunks_->plan(chunked_batch(), buffers_.chunked, launcher);
+}
+
+cuda::KeptInputs CudaLinear::kept_inputs(const StateLayerView& state) const {
+  if (!keeps_drafts()) return {};
+  const DraftRow row = draft_row(spec());
+  return {.rows = state.drafts,
+          .slot_stride = 2 * int64_t{states()->spec().max_drafts} * row.size,
+          .size = row.size,
+          .decays_at = row.decays_at,
+          .betas_at = row.betas_at};
 }
 
 void CudaLinear::convolve(const LinearTensors& linear, const StateLayerView& state,
@@ -185,6 +208,7 @@ void CudaLinear::convolve(const LinearTensors& linear, const StateLayerView& sta
   conv.bias = linear.conv_bias;
   conv.state = state.conv;
   conv.state_slot_stride = state.conv_slot_stride;
+  conv.kept = kept_inputs(state);
   conv.y = buffers_.convolved;
   conv.dim = spec().linear.conv_dim();
   conv.width = spec().linear.conv_width;
@@ -205,7 +229,9 @@ void CudaLinear::run_layer(const LayerTensors& tensors, gpu::Launcher launcher) 
   params_.l2_normalise = tensors.linear.l2_normalise_qk;
   params_.state_is_ready = convolves();
   params_.requests = batch().requests;
-  if (decode_ && one_token_) {
+  params_.kept = kept_inputs(state);
+  params_.keeps_mixed = !convolves();
+  if (decode_ && one_token_ && !keeps_drafts()) {
     decode_->run(params_, launcher);
   } else {
     recurrence_.run(params_, batch().requests, one_token_, launcher);

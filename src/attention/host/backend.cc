@@ -41,6 +41,8 @@ HostBackend::HostBackend(const HostKernels& kernels, const BackendContext& conte
   }
   if (states_ != nullptr) {
     rules_.state_slots = states_->slots();
+    rules_.max_drafts = states_->spec().max_drafts;
+    rules_.marks = states_->marks();
   }
 }
 

@@ -266,6 +266,28 @@ void check_snapshots(const BatchView& batch, int32_t slots) {
   }
 }
 
+// Checks the drafts of a request, and that its slot holds the tokens that it continues from.
+void check_drafts(const BatchView& batch, const BatchRules& rules) {
+  for (int32_t request = 0; request < batch.requests; ++request) {
+    const int32_t q_len = q_len_of(batch, request), slot = batch.linear.state_slots[request];
+    if (!batch.linear.draft_counts.empty()) {
+      const int32_t limit = std::min(q_len, rules.max_drafts);
+      check_argument(
+          batch.linear.draft_counts[request] >= 0 && batch.linear.draft_counts[request] <= limit,
+          "linear.draft_counts[{}] is {}, must be in [0, {}]: it has {} new tokens, and a slot "
+          "keeps {}",
+          request, batch.linear.draft_counts[request], limit, q_len, rules.max_drafts);
+    }
+    const int32_t before = batch.kv_lens[request] - q_len;
+    if (slot <= 0 || q_len == 0 || before <= 0) continue;
+    const StateMark& mark = rules.marks[slot];
+    check_argument(before >= mark.tokens && before - mark.tokens <= mark.drafts,
+                   "request {}: it continues from {} tokens, linear.state_slots[{}] = {} holds {} "
+                   "and {} drafts",
+                   request, before, request, slot, mark.tokens, mark.drafts);
+  }
+}
+
 // Returns the first position of a request's new tokens.
 int32_t first_position(const BatchView& batch, int32_t request) {
   const int32_t begin = batch.q_indptr[request], end = batch.q_indptr[request + 1];
@@ -298,6 +320,7 @@ void validate_batch(const BatchView& batch, const BatchRules& rules) {
   if (is_linear(spec.kind)) {
     check_states(batch, rules.state_slots);
     if (!batch.linear.snapshot_slots.empty()) check_snapshots(batch, rules.state_slots);
+    if (rules.marks != nullptr) check_drafts(batch, rules);
   }
   if (!batch.positions.empty() && spec.scope == AttentionScope::decoder) check_positions(batch);
   if (batch.tokens > 0) check_mask(batch, spec);

@@ -27,6 +27,8 @@ struct BatchRules {
   int32_t page_size = 1;                   // the pool's
   bool reserves_page_zero = true;          // the pool's
   int32_t state_slots = 0;                 // slots of the StatePool; linear kinds
+  int32_t max_drafts = 0;                  // that its slots keep
+  const StateMark* marks = nullptr;        // the StatePool's, in host memory
 };
 
 // Checks everything but the entries of the table, which build_page_table() checks. Throws

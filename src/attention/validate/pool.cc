@@ -239,6 +239,9 @@ void validate_state_pool(const BackendContext& context) {
   check_argument(pool.slots() >= 2,
                  "the state pool has {} slots, must have at least 2: slot 0 is reserved",
                  pool.slots());
+  check_argument((pool.marks() != nullptr) == (spec.max_drafts > 0),
+                 "marks() of the state pool is {}, its max_drafts is {}",
+                 pool.marks() != nullptr ? "given" : "null", spec.max_drafts);
   for (int32_t layer = 0; layer < spec.layers; ++layer) {
     const StateLayerView view = pool.layer(layer);
     check_argument(view.slots == pool.slots(),
@@ -249,6 +252,9 @@ void validate_state_pool(const BackendContext& context) {
                   checked_product("heads * rows * columns", {spec.heads, spec.rows, spec.columns}),
                   view, view.state_slot_stride);
     check_states(state, "state", layer);
+    if (spec.max_drafts > 0) {
+      check_argument(view.drafts != nullptr, "layer {} of the state pool: drafts is null", layer);
+    }
     if (context.spec.linear.conv_width <= 1) continue;
     const StridedRows conv =
         states_of(view.conv, DType::f32, int64_t{spec.conv_dim} * (spec.conv_width - 1), view,

@@ -296,6 +296,13 @@ void validate_state(const AttentionSpec& spec, const StateCacheSpec& state) {
       state.dtype == DType::f32 || state.dtype == DType::bf16 || state.dtype == DType::f16,
       "state dtype is {}, must be {}, {} or {}", dtype_name(state.dtype), dtype_name(DType::f32),
       dtype_name(DType::bf16), dtype_name(DType::f16));
+  if (state.max_drafts != 0) {
+    check_argument(state.max_drafts > 0 && state.max_drafts <= kMaxSlotDrafts,
+                   "state max_drafts is {}, must be in [0, {}]", state.max_drafts, kMaxSlotDrafts);
+    check_argument(state.draft_inputs == draft_row(spec).size,
+                   "state draft_inputs is {}, draft_row() of the layers has size {}",
+                   state.draft_inputs, draft_row(spec).size);
+  }
   if (linear.conv_width == 0) return;
   check_argument(state.conv_dim == linear.conv_dim(), "state conv_dim is {}, the layers have {}",
                  state.conv_dim, linear.conv_dim());

@@ -19,9 +19,38 @@ struct alignas(16) StateSpan {
   int16_t in_chunks;   // sm90/gdn_* compute the tokens, from convolved values in bf16
 };
 
+// The drafts of one request: those of earlier passes that now belong to its tokens, and those of
+// this pass, which only its slot keeps. Their rows follow each other in the slot's ring.
+struct alignas(16) DraftSpan {
+  int32_t replayed;  // tokens before span.begin, from row `first` on
+  int32_t drafts;    // tokens before span.end, whose rows follow
+  int32_t first;
+  int32_t rows;  // the ring's
+
+  // Returns the row of the request's draft number `index`, replayed ones included.
+  constexpr int32_t row(int32_t index) const {
+    const int32_t at = first + index;
+    return at < rows ? at : at - rows;
+  }
+};
+
+// StateMark of a pool (fovea/kv_cache.h).
+struct SlotMark {
+  int32_t tokens, drafts, row;
+};
+
+// The inputs of drafts that the slots of a layer keep (DraftRow of fovea/attention_spec.h).
+struct KeptInputs {
+  float* rows;  // [slots, rows, size]; null: the pool keeps no drafts
+  int64_t slot_stride;
+  int32_t size;
+  int32_t decays_at, betas_at;
+};
+
 // The result of portable/linear_plan, which all layers of a pass share.
 struct LinearPlan {
   StateSpan* spans;            // [requests]
+  DraftSpan* drafts;           // [requests]; null: the pool keeps no drafts
   int32_t* token_requests;     // [tokens] the request of each token
   int32_t* snapshot_slots;     // [tokens] slots that the pool has, or -1; null: no token has one
   const int32_t* token_count;  // [1] tokens of the batch, on the device
@@ -34,9 +63,13 @@ struct LinearPlanParams {
   const int32_t* kv_lens;         // [requests]
   const int32_t* state_slots;     // [requests]
   const int32_t* snapshot_slots;  // [tokens] or null
-  int32_t slots;                  // slots of the pool; others count as -1
-  int32_t tokens;                 // room of the plan's arrays
-  int32_t min_chunked;  // requests of as many tokens, none with a snapshot, are in_chunks; 0: none
+  const int32_t* draft_counts;    // [requests] or null
+  SlotMark* marks;                // [slots]; null: the pool keeps no drafts
+  int32_t max_drafts;
+  int32_t slots;   // slots of the pool; others count as -1
+  int32_t tokens;  // room of the plan's arrays
+  // Requests of as many tokens, none with a snapshot and no drafts, are in_chunks; 0: none.
+  int32_t min_chunked;
 };
 
 // A block takes the channels of threads in x and `tile` tokens in y; with `windows` the windows of
@@ -48,6 +81,8 @@ struct CausalConvKernelParams {
   const float* bias;    // [dim] or null
   float* state;         // [slots, dim, width - 1], oldest first
   int64_t state_slot_stride;
+  // Raw inputs of drafts. Those of replayed ones become outputs when the window has them.
+  KeptInputs kept;
   float* y;  // [tokens, dim]; tokens in_chunks fill the first half of their row with bf16
   int32_t dim, width;
   int32_t tile;
@@ -76,7 +111,9 @@ struct RecurrenceParams {
   const float* log_decay;  // [tokens, heads]; kda: [tokens, heads, columns]; lightning: [heads]
   const float* strength;   // [tokens, heads]; lightning: null
   const float* skip;       // mamba2: [heads] or null
-  void* state;             // [slots, heads, rows, columns] of state_type
+  KeptInputs kept;
+  int32_t keeps_mixed;  // no convolution has kept the rows of `mixed` of drafts
+  void* state;          // [slots, heads, rows, columns] of state_type
   int64_t state_slot_stride;
   float* result;  // [tokens, heads, rows]
   int64_t result_stride;

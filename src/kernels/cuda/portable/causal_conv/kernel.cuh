@@ -2,6 +2,10 @@
 // The causal convolution before a recurrence, with SiLU. A thread takes a channel and slides its
 // window over the tokens of a tile. Tiles of one request read the window that the request began
 // with, so only a second kernel may replace it, unless no request has more than one token.
+//
+// Slots that keep drafts have their raw inputs. They stand between the window and the tokens of the
+// batch, as far as they belong to the request now; the kernel that replaces the window computes
+// their outputs in their place, for the recurrence.
 #pragma once
 
 #include "kernels/cuda/common/linear_params.h"
@@ -27,12 +31,24 @@ struct CausalConvConfig {
              static_cast<int64_t>(channel) * (params.width - 1);
     }
 
-    // Returns the input of a token of the span, or one of the width - 1 before it.
-    __device__ float input(const StateSpan& span, int32_t token) const {
+    __device__ DraftSpan drafts_of(int32_t request) const {
+      return params.plan.drafts ? params.plan.drafts[request] : DraftSpan{};
+    }
+    // Returns the place of draft number `index`, replayed ones included.
+    __device__ float* kept(const StateSpan& span, const DraftSpan& drafts, int32_t index) const {
+      return params.kept.rows + span.slot * params.kept.slot_stride +
+             int64_t{drafts.row(index)} * params.kept.size + channel;
+    }
+
+    // Returns the input of a token of the span, of a replayed one or of one of the width - 1 before
+    // these.
+    __device__ float input(const StateSpan& span, const DraftSpan& drafts, int32_t token) const {
       if (token >= span.begin) {
         return params.x[static_cast<int64_t>(token) * params.dim + channel];
       }
-      return span.from_zero ? 0.0f : window(span.slot)[params.width - 1 - (span.begin - token)];
+      const int32_t first = span.begin - drafts.replayed;
+      if (token >= first) return *kept(span, drafts, token - first);
+      return span.from_zero ? 0.0f : window(span.slot)[params.width - 1 - (first - token)];
     }
 
     __device__ void store(const StateSpan& span, int32_t token, float output) const {
@@ -50,11 +66,13 @@ struct CausalConvConfig {
     float inputs[kTaps];
 
     // Holds the inputs of the width - 1 tokens before `token`.
-    __device__ void fill(const Channel& channel, const StateSpan& span, int32_t token) {
+    __device__ void fill(const Channel& channel, const StateSpan& span, const DraftSpan& drafts,
+                         int32_t token) {
 #pragma unroll
       for (int i = 0; i < kTaps; ++i) {
         const int back = kTaps - 1 - i;
-        inputs[i] = back < channel.params.width - 1 ? channel.input(span, token - 1 - back) : 0.0f;
+        const bool exists = back < channel.params.width - 1;
+        inputs[i] = exists ? channel.input(span, drafts, token - 1 - back) : 0.0f;
       }
     }
     __device__ void add(float input) {
@@ -103,12 +121,15 @@ struct CausalConvConfig {
     const int32_t first = static_cast<int32_t>(blockIdx.y) * params.tile;
     const int32_t last = min(first + params.tile, *params.plan.token_count);
     StateSpan span = {};
+    DraftSpan drafts = {};
     Window window;
 #pragma unroll 1
     for (int32_t token = first; token < last; ++token) {
       if (token == first || token == span.end) {
-        span = params.plan.spans[params.plan.token_requests[token]];
-        if (span.slot >= 0) window.fill(channel, span, token);
+        const int32_t request = params.plan.token_requests[token];
+        span = params.plan.spans[request];
+        drafts = channel.drafts_of(request);
+        if (span.slot >= 0) window.fill(channel, span, drafts, token);
       }
       const int64_t at = static_cast<int64_t>(token) * params.dim + channel.channel;
       if (span.slot < 0) {
@@ -119,17 +140,42 @@ struct CausalConvConfig {
       channel.store(span, token, weights.output(window));
       const int32_t snapshot = params.plan.snapshot_slots ? params.plan.snapshot_slots[token] : -1;
       if (snapshot >= 0) window.store(channel, snapshot);
-      if (params.keeps_windows) window.store(channel, span.slot);
+      const int32_t draft = token - (span.end - drafts.drafts);
+      if (draft >= 0) *channel.kept(span, drafts, drafts.replayed + draft) = params.x[at];
+      if (!params.keeps_windows) continue;
+      if (drafts.replayed + drafts.drafts > 0) {
+        keep_window(channel, span, drafts);
+      } else {
+        window.store(channel, span.slot);
+      }
     }
   }
 
-  __device__ static void keep_window(const Channel& channel) {
-    wait_and_allow_next();
-    const StateSpan span = channel.params.plan.spans[blockIdx.y];
-    if (span.slot < 0 || span.begin >= span.end) return;
+  // Stores the window before the drafts of the span, and computes the outputs of replayed ones.
+  __device__ static void keep_window(const Channel& channel, const StateSpan& span,
+                                     const DraftSpan& drafts) {
     Window window;
-    window.fill(channel, span, span.end);
+    window.fill(channel, span, drafts, span.end - drafts.drafts);
+    if (drafts.replayed > 0) {
+      const Weights weights(channel);
+      Window sliding;
+      sliding.fill(channel, span, drafts, span.begin - drafts.replayed);
+#pragma unroll 1
+      for (int32_t i = 0; i < drafts.replayed; ++i) {
+        float* const at = channel.kept(span, drafts, i);
+        sliding.add(*at);
+        *at = weights.output(sliding);
+      }
+    }
     window.store(channel, span.slot);
+  }
+
+  __device__ static void keep_windows(const Channel& channel) {
+    wait_and_allow_next();
+    const auto request = static_cast<int32_t>(blockIdx.y);
+    const StateSpan span = channel.params.plan.spans[request];
+    if (span.slot < 0 || span.begin >= span.end) return;
+    keep_window(channel, span, channel.drafts_of(request));
   }
 
   __device__ static void run(const Params& params) {
@@ -138,7 +184,7 @@ struct CausalConvConfig {
     if constexpr (kStep == outputs) {
       convolve(channel);
     } else {
-      keep_window(channel);
+      keep_windows(channel);
     }
   }
 };

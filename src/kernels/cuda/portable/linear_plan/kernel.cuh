@@ -19,6 +19,22 @@ struct LinearPlanConfig {
     return slot >= 0 && slot < params.slots ? slot : -1;
   }
 
+  // Takes over the drafts that belong to the request's tokens now, and marks what its slot holds
+  // behind this pass. Returns false if the slot does not hold what the request continues from.
+  __device__ static bool take_drafts(const Params& params, int32_t request, const StateSpan& span,
+                                     DraftSpan& taken) {
+    const int32_t tokens = span.end - span.begin;
+    const int32_t before = max(params.kv_lens[request] - tokens, 0);
+    const SlotMark mark = span.from_zero ? SlotMark{} : params.marks[span.slot];
+    const int32_t drafts = params.draft_counts ? params.draft_counts[request] : 0;
+    const int32_t replayed = before - mark.tokens;
+    if (replayed < 0 || replayed > mark.drafts) return false;
+    if (drafts < 0 || drafts > min(tokens, params.max_drafts)) return false;
+    taken = {replayed, drafts, mark.row, 2 * params.max_drafts};
+    params.marks[span.slot] = {before + tokens - drafts, drafts, taken.row(replayed)};
+    return true;
+  }
+
   __device__ static void run(const Params& params) {
     wait_and_allow_next();
     const auto request = static_cast<int32_t>(blockIdx.x);
@@ -32,14 +48,25 @@ struct LinearPlanConfig {
         const int32_t slot = checked(params, params.snapshot_slots[token]);
         params.plan.snapshot_slots[token] = slot;
         has_snapshot |= slot >= 0;
+        if (params.marks && slot >= 0) {
+          params.marks[slot] = {params.kv_lens[request] - (end - token) + 1, 0, 0};
+        }
       }
     }
     has_snapshot = __syncthreads_or(has_snapshot);
     if (threadIdx.x != 0) return;
-    const int32_t slot = checked(params, params.state_slots[request]);
+    StateSpan span = {begin, end, checked(params, params.state_slots[request]),
+                      params.kv_lens[request] <= end - begin, false};
+    DraftSpan drafts = {};
+    if (params.marks) {
+      const bool runs = span.slot >= 0 && begin < end;
+      if (runs && !take_drafts(params, request, span, drafts)) span.slot = -1;
+      params.plan.drafts[request] = drafts;
+    }
     const bool is_long = params.min_chunked > 0 && end - begin >= params.min_chunked;
-    params.plan.spans[request] = {begin, end, slot, params.kv_lens[request] <= end - begin,
-                                  is_long && slot >= 0 && !has_snapshot};
+    const bool is_plain = !has_snapshot && drafts.replayed + drafts.drafts == 0;
+    span.in_chunks = is_long && span.slot >= 0 && is_plain;
+    params.plan.spans[request] = span;
   }
 };
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The recurrences of linear layers, token by token. A block takes rows of one head's state of one
 // request: it reads them once, keeps them in registers for all tokens of the request and writes
-// them once, and where a snapshot is asked for.
+// them once, and where a snapshot is asked for. If slots keep drafts, the tokens of a request begin
+// with drafts of earlier passes, and the state is written before those of this one.
 //
 //   grid: x = (head, tile of kBlockRows rows), y = request
 //   warp: kStep * kRows rows; eight lanes share a row
@@ -25,6 +26,7 @@ struct RecurrenceConfig {
   struct Staged {
     const Tile* tile;
     const TokenFactors* factors;  // [kTile]
+    int32_t first, count;         // tokens
   };
   static constexpr int kBlocksPerSm = Shape::kBlocksPerSm;
   static constexpr KernelTraits kTraits = {Shape::kWarps * 32, 0, Shape::kBlockRows, 0};
@@ -37,31 +39,39 @@ struct RecurrenceConfig {
     params.result[token * params.result_stride + row + r * Shape::kStep] = result;
   }
 
-  // Rounds the state as it is in memory, and stores it where a snapshot is asked for.
-  __device__ static void finish_token(const Params& params, const Place& place, int32_t token,
-                                      State& state) {
+  // Rounds the state as it is in memory, and stores it where a snapshot is asked for, and in its
+  // slot before drafts.
+  __device__ static void finish_token(const Params& params, const Place& place,
+                                      const RequestTokens& tokens, int32_t token, State& state) {
     state.round(params);
-    if (params.plan.snapshot_slots == nullptr) return;
-    const int32_t slot = params.plan.snapshot_slots[token];
-    if (slot >= 0) state.store(params, place, slot);
+    const bool has_snapshot = params.plan.snapshot_slots != nullptr && !tokens.is_replayed(token);
+    int32_t later = has_snapshot ? params.plan.snapshot_slots[token] : -1;
+    const bool is_kept = tokens.drafts.drafts > 0 && token + 1 == tokens.first_draft();
+    int32_t slot = is_kept ? tokens.span.slot : -1;
+#pragma unroll 1
+    while (slot >= 0 || later >= 0) {
+      if (slot >= 0) state.store(params, place, slot);
+      slot = later;
+      later = -1;
+    }
   }
 
-  // One token, straight from memory.
-  __device__ static void run_token(const Params& params, const Place& place, int32_t token,
-                                   State& state) {
-    const TokenPlace<Shape> from(params, place, place.row, token);
+  // One token, straight from memory. A replayed one has no result.
+  __device__ static void run_token(const Params& params, const Place& place,
+                                   const RequestTokens& tokens, int32_t token, State& state) {
+    const TokenPlace<Shape> from(params, place, tokens, place.row, token);
     const int32_t columns = params.columns - place.column;
     Vectors vectors;
     vectors.in.load(from.in + place.column, columns);
     vectors.out.load(from.out + place.column, columns);
     float log_decay = 0, strength = 1;
     if constexpr (Shape::kKind == kda) {
-      vectors.decays.load(Step::column_decays(params, from.gate) + place.column, columns);
+      vectors.decays.load(from.log_decay + place.column, columns);
       vectors.exponentiate();
     } else {
-      log_decay = *Step::log_decay_at(params, from.gate, place.head);
+      log_decay = *from.log_decay;
     }
-    if constexpr (Shape::kKind != lightning) strength = params.strength[from.gate];
+    if constexpr (Shape::kKind != lightning) strength = *from.strength;
     float values[Shape::kRows], reads[Shape::kRows];
 #pragma unroll
     for (int r = 0; r < Shape::kRows; ++r) {
@@ -69,6 +79,7 @@ struct RecurrenceConfig {
     }
     const TokenFactors factors = Step::factors_of(params, vectors, log_decay, strength);
     Step::update(state.rows, vectors, factors, values);
+    if (tokens.is_replayed(token)) return finish_token(params, place, tokens, token, state);
 #pragma unroll
     for (int r = 0; r < Shape::kRows; ++r) reads[r] = state.rows[r].partial_dot(vectors.out);
     sum_over_lanes<Shape>(reads);
@@ -79,15 +90,19 @@ struct RecurrenceConfig {
                      Step::result_of(params, place.head, factors.out, values[r], reads[r]));
       }
     }
-    finish_token(params, place, token, state);
+    finish_token(params, place, tokens, token, state);
+    if (token < tokens.first_draft()) return;
+    keep_draft<Shape>(params, place, tokens, token,
+                      TokenPlace<Shape>(params, place, tokens, place.first_row(), token));
   }
 
-  // The first `count` tokens of a tile. Sums of eight tokens' results meet in one exchange, after
-  // which lane l has those of token l.
-  __device__ static void run_tile(const Params& params, const Place& place, const Staged& staged,
-                                  int32_t first, int32_t count, State& state) {
+  // The tokens of a tile. Sums of eight tokens' results meet in one exchange, after
+  // which lane l has those of token l. Replayed tokens have no result.
+  __device__ static void run_tile(const Params& params, const Place& place,
+                                  const RequestTokens& tokens, const Staged& staged, State& state) {
     constexpr int kGroup = Shape::kRowLanes;
     const Tile& tile = *staged.tile;
+    const int32_t first = staged.first, count = staged.count;
     const int32_t row = Place::row_in_block();
 #pragma unroll 1
     for (int32_t begin = 0; begin < count; begin += kGroup) {
@@ -102,15 +117,19 @@ struct RecurrenceConfig {
 #pragma unroll
         for (int r = 0; r < Shape::kRows; ++r) values[r] = tile.values[t][row + r * Shape::kStep];
         Step::update(state.rows, vectors, staged.factors[t], values);
+        if (!tokens.is_replayed(first + t)) {
 #pragma unroll
-        for (int r = 0; r < Shape::kRows; ++r) parts[r][i] = state.rows[r].partial_dot(vectors.out);
-        finish_token(params, place, first + t, state);
+          for (int r = 0; r < Shape::kRows; ++r) {
+            parts[r][i] = state.rows[r].partial_dot(vectors.out);
+          }
+        }
+        finish_token(params, place, tokens, first + t, state);
       }
       const int32_t own = begin + place.column / 4;
 #pragma unroll
       for (int r = 0; r < Shape::kRows; ++r) {
         const float read = transposed_sum<Shape>(parts[r]);
-        if (own >= count) continue;
+        if (own >= count || tokens.is_replayed(first + own)) continue;
         const float value = tile.values[own][row + r * Shape::kStep];
         store_result(params, place, first + own, r,
                      Step::result_of(params, place.head, staged.factors[own].out, value, read));
@@ -119,27 +138,32 @@ struct RecurrenceConfig {
   }
 
   // Any number of tokens: the next tile is copied while one is computed.
-  __device__ static void run_tokens(const Params& params, const Place& place, const StateSpan& span,
-                                    State& state) {
+  __device__ static void run_tokens(const Params& params, const Place& place,
+                                    const RequestTokens& tokens, State& state) {
     __shared__ __align__(16) Tile tiles[2];
     __shared__ TokenFactors factors[Shape::kTile];
-    tiles[0].start_copies(params, place, span.begin, span.end);
+    const int32_t begin = tokens.begin(), end = tokens.span.end;
+    tiles[0].start_copies(params, place, tokens, begin);
     commit_copies();
 #pragma unroll 1
-    for (int32_t first = span.begin, at = 0; first < span.end; first += Shape::kTile, at ^= 1) {
-      if (first + Shape::kTile < span.end) {
-        tiles[at ^ 1].start_copies(params, place, first + Shape::kTile, span.end);
+    for (int32_t first = begin, at = 0; first < end; first += Shape::kTile, at ^= 1) {
+      if (first + Shape::kTile < end) {
+        tiles[at ^ 1].start_copies(params, place, tokens, first + Shape::kTile);
       }
       commit_copies();
       wait_copies<1>();
       __syncthreads();
+      if (tokens.drafts.drafts > 0) {
+        tiles[at].keep_drafts(params, place, tokens, first);
+        if (Shape::kKind == kda) __syncthreads();  // its decays are replaced
+      }
       // Eight lanes find the factors of a token.
       const auto own = static_cast<int32_t>(threadIdx.x) / Shape::kRowLanes % Shape::kTile;
       const TokenFactors found = tiles[at].prepare(params, own, place.column);
       if (place.column == 0) factors[own] = found;
       __syncthreads();
-      run_tile(params, place, {&tiles[at], factors}, first, min(Shape::kTile, span.end - first),
-               state);
+      const int32_t count = min(Shape::kTile, end - first);
+      run_tile(params, place, tokens, {&tiles[at], factors, first, count}, state);
       __syncthreads();
     }
   }
@@ -148,6 +172,8 @@ struct RecurrenceConfig {
     if (!params.state_is_ready) wait_for_previous_kernel();
     const Place place(params);
     const StateSpan span = params.plan.spans[blockIdx.y];
+    RequestTokens tokens = {span};
+    if (params.plan.drafts) tokens.drafts = params.plan.drafts[blockIdx.y];
     const bool runs = span.begin < span.end && span.slot >= 0 && !span.in_chunks;
     State state;
     if (runs && !span.from_zero) {
@@ -158,14 +184,17 @@ struct RecurrenceConfig {
     if (params.state_is_ready) wait_for_previous_kernel();
     allow_next_kernel();
     if (runs) {
+      // Without a token before the drafts, the state stays. A new one is written once.
+      const bool is_new = span.from_zero && tokens.first_draft() == span.begin;
+      if (is_new) state.store(params, place, span.slot);
       if constexpr (Shape::kTokens == one) {
-        for (int32_t token = span.begin; token < span.end; ++token) {
-          run_token(params, place, token, state);
+        for (int32_t token = tokens.begin(); token < span.end; ++token) {
+          run_token(params, place, tokens, token, state);
         }
       } else {
-        run_tokens(params, place, span, state);
+        run_tokens(params, place, tokens, state);
       }
-      state.store(params, place, span.slot);
+      if (tokens.drafts.drafts == 0) state.store(params, place, span.slot);
       return;
     }
     if (place.column != 0 || span.in_chunks) return;

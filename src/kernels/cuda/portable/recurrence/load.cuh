@@ -124,23 +124,85 @@ struct StateRows {
   }
 };
 
-// The addresses of a token's values for a head and the rows from `first_row` on.
-template <class Shape>
-struct TokenPlace {
-  const float* in;      // [columns]
-  const float* out;     // [columns]
-  const float* values;  // from `first_row` on
-  int64_t gate;         // index of its gates
+// The tokens of a request: replayed drafts before span.begin, then those of the batch.
+struct RequestTokens {
+  StateSpan span;
+  DraftSpan drafts = {};
 
-  __device__ TokenPlace(const RecurrenceParams& params, const StatePlace<Shape>& place,
-                        int32_t first_row, int32_t token) {
-    const float* const row = params.mixed + token * params.mixed_stride;
-    in = row + params.in_at + place.key_head * params.columns;
-    out = row + params.out_at + place.key_head * params.columns;
-    values = row + params.values_at + place.head * params.rows + first_row;
-    gate = static_cast<int64_t>(token) * params.heads + place.head;
+  __device__ int32_t begin() const { return span.begin - drafts.replayed; }
+  // Returns the first token that the state does not take in.
+  __device__ int32_t first_draft() const { return span.end - drafts.drafts; }
+  __device__ bool is_replayed(int32_t token) const {
+    return drafts.replayed > 0 && token < span.begin;
+  }
+  // Returns the row of draft number `index`, replayed ones included.
+  __device__ float* kept_row(const RecurrenceParams& params, int32_t index) const {
+    return params.kept.rows + span.slot * params.kept.slot_stride +
+           int64_t{drafts.row(index)} * params.kept.size;
   }
 };
+
+// The addresses of a token's values for a head and the rows from a first one on.
+struct TokenValues {
+  const float* in;         // [columns]
+  const float* out;        // [columns]
+  const float* values;     // from the first row on
+  const float* log_decay;  // [1]; kda: [columns]
+  const float* strength;   // [1]; not lightning
+};
+
+template <class Shape>
+struct TokenPlace : TokenValues {
+  __device__ TokenPlace(const RecurrenceParams& params, const StatePlace<Shape>& place,
+                        const RequestTokens& tokens, int32_t first_row, int32_t token) {
+    using Step = RecurrenceStep<Shape>;
+    const int64_t gate = static_cast<int64_t>(token) * params.heads + place.head;
+    const float* row = params.mixed + token * params.mixed_stride;
+    log_decay = Shape::kKind == kda ? Step::column_decays(params, gate)
+                                    : Step::log_decay_at(params, gate, place.head);
+    strength = params.strength + gate;
+    const bool is_replayed = tokens.is_replayed(token);
+    if (is_replayed) {
+      row = tokens.kept_row(params, token - tokens.begin());
+      if (Shape::kKind != lightning) log_decay = row + decays_at(params, place);
+      strength = row + params.kept.betas_at + place.head;
+    }
+    in = row + params.in_at + place.key_head * params.columns;
+    // Replayed tokens have no result.
+    out = is_replayed ? in : row + params.out_at + place.key_head * params.columns;
+    values = row + params.values_at + place.head * params.rows + first_row;
+  }
+
+  // Returns the place of a head's decays in a row of kept inputs.
+  __device__ static int32_t decays_at(const RecurrenceParams& params,
+                                      const StatePlace<Shape>& place) {
+    return params.kept.decays_at + place.head * (Shape::kKind == kda ? params.columns : 1);
+  }
+};
+
+// Keeps the block's part of the inputs of a draft. Blocks of a head share its gates, blocks of
+// several heads share keys: the first one stores these.
+template <class Shape>
+__device__ __noinline__ void keep_draft(const RecurrenceParams& params, StatePlace<Shape> place,
+                                        RequestTokens tokens, int32_t token, TokenValues from) {
+  float* const row = tokens.kept_row(params, tokens.drafts.replayed + token - tokens.first_draft());
+  const int32_t first_row = place.first_row();
+  const auto keep = [&](const float* values, int32_t count, int32_t at) {
+    for (int32_t i = threadIdx.x; i < count; i += 32 * Shape::kWarps) row[at + i] = values[i];
+  };
+  if (params.keeps_mixed) {
+    keep(from.values, min(Shape::kBlockRows, params.rows - first_row),
+         params.values_at + place.head * params.rows + first_row);
+  }
+  if (first_row > 0) return;
+  if (params.keeps_mixed && place.head == place.key_head * params.key_group) {
+    keep(from.in, params.columns, params.in_at + place.key_head * params.columns);
+  }
+  if constexpr (Shape::kKind == lightning) return;
+  keep(from.log_decay, Shape::kKind == kda ? params.columns : 1,
+       TokenPlace<Shape>::decays_at(params, place));
+  keep(from.strength, 1, params.kept.betas_at + place.head);
+}
 
 // Tokens in shared memory.
 template <class Shape>
@@ -159,39 +221,48 @@ struct TokenTile {
   // Starts the copies of up to kTile tokens from `first` on; columns and rows that do not exist
   // become 0.
   __device__ void start_copies(const RecurrenceParams& params, const StatePlace<Shape>& place,
-                               int32_t first, int32_t end) {
+                               const RequestTokens& tokens, int32_t first) {
     constexpr int kThreads = 32 * Shape::kWarps;
     constexpr int kFours = kWidth / 4;
     const auto thread = static_cast<int32_t>(threadIdx.x);
-    const int32_t count = min(Shape::kTile, end - first);
+    const int32_t count = min(Shape::kTile, tokens.span.end - first);
     const int32_t first_row = place.first_row();
     for (int32_t i = thread; i < count * kFours; i += kThreads) {
-      const TokenPlace<Shape> from(params, place, first_row, first + i / kFours);
+      const TokenPlace<Shape> from(params, place, tokens, first_row, first + i / kFours);
       const int32_t column = i % kFours * 4;
       const bool live = column < params.columns;
       const int bytes = live ? 16 : 0;
       copy_async(&in[i / kFours][column], from.in + (live ? column : 0), bytes);
       copy_async(&out[i / kFours][column], from.out + (live ? column : 0), bytes);
       if constexpr (kHasDecays) {
-        const float* const decays_of = Step::column_decays(params, from.gate);
-        copy_async(&decays[i / kFours][column], decays_of + (live ? column : 0), bytes);
+        copy_async(&decays[i / kFours][column], from.log_decay + (live ? column : 0), bytes);
       }
     }
     for (int32_t i = thread; i < count * Shape::kBlockRows; i += kThreads) {
-      const TokenPlace<Shape> from(params, place, first_row, first + i / Shape::kBlockRows);
+      const TokenPlace<Shape> from(params, place, tokens, first_row, first + i / Shape::kBlockRows);
       const int32_t row = i % Shape::kBlockRows;
       const bool live = first_row + row < params.rows;
       copy_word_async(&values[i / Shape::kBlockRows][row], from.values + (live ? row : 0),
                       live ? 4 : 0);
     }
     if (thread < count) {
-      const TokenPlace<Shape> from(params, place, first_row, first + thread);
-      if constexpr (!kHasDecays) {
-        copy_word_async(&log_decay[thread], Step::log_decay_at(params, from.gate, place.head), 4);
-      }
+      const TokenPlace<Shape> from(params, place, tokens, first_row, first + thread);
+      if constexpr (!kHasDecays) copy_word_async(&log_decay[thread], from.log_decay, 4);
       if constexpr (Shape::kKind != lightning) {
-        copy_word_async(&strength[thread], params.strength + from.gate, 4);
+        copy_word_async(&strength[thread], from.strength, 4);
       }
+    }
+  }
+
+  // Keeps the drafts of the tile, whose token 0 is `first`.
+  __device__ void keep_drafts(const RecurrenceParams& params, const StatePlace<Shape>& place,
+                              const RequestTokens& tokens, int32_t first) const {
+    const int32_t end = min(Shape::kTile, tokens.span.end - first);
+#pragma unroll 1
+    for (int32_t t = max(tokens.first_draft() - first, 0); t < end; ++t) {
+      keep_draft<Shape>(
+          params, place, tokens, first + t,
+          {in[t], nullptr, values[t], kHasDecays ? decays[t] : &log_decay[t], &strength[t]});
     }
   }
 
