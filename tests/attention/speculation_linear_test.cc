@@ -139,8 +139,11 @@ class World {
     if (cached_.size() == kCached && pick(20) == 0) evict();
     const size_t choice = pick(16);
     if (requests_.empty() || (choice < 3 && requests_.size() < kMaxRequests)) return admit();
+    for (size_t i = 0; i < requests_.size(); ++i) {
+      if (requests_[i].stored() + kWidth > kContext) return drop(i);
+    }
     const size_t index = pick(requests_.size());
-    if (choice == 3 || requests_[index].stored() + 2 * kWidth > kContext) return drop(index);
+    if (choice == 3) return drop(index);
     if (choice == 4) return preempt(requests_[index]);
     speculate(choice == 5);
   }
