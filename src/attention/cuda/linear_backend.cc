@@ -20,6 +20,8 @@ namespace {
 
 namespace cuda = kernels::cuda;
 
+constexpr int32_t kMaxFewTokens = 8;
+
 cuda::StateType state_type(DType dtype) {
   switch (dtype) {
     case DType::bf16:
@@ -116,6 +118,7 @@ class CudaLinear final : public CudaBackendBase {
   bool convolves() const { return spec().linear.conv_width > 0; }
   bool keeps_drafts() const { return states()->marks() != nullptr; }
   cuda::KeptInputs kept_inputs(const StateLayerView& state) const;
+  cuda::TokensOfRequest tokens_of_request() const;
   void convolve(const LinearTensors& linear, const StateLayerView& state, gpu::Launcher launcher);
   cuda::ChunkPrefillBatch chunked_batch() const {
     return {.spans = buffers_.spans, .requests = batch().requests, .tokens = batch().tokens};
@@ -199,6 +202,14 @@ cuda::KeptInputs CudaLinear::kept_inputs(const StateLayerView& state) const {
           .betas_at = row.betas_at};
 }
 
+cuda::TokensOfRequest CudaLinear::tokens_of_request() const {
+  if (one_token_) return cuda::TokensOfRequest::one;
+  // Passes of drafts name their width (draft_batch()).
+  const int32_t hint = batch().hints.max_q_len;
+  const bool is_few = hint > 0 && hint <= kMaxFewTokens;
+  return is_few ? cuda::TokensOfRequest::few : cuda::TokensOfRequest::any;
+}
+
 void CudaLinear::convolve(const LinearTensors& linear, const StateLayerView& state,
                           gpu::Launcher launcher) {
   cuda::CausalConvKernelParams conv{};
@@ -234,7 +245,7 @@ void CudaLinear::run_layer(const LayerTensors& tensors, gpu::Launcher launcher) 
   if (decode_ && one_token_ && !keeps_drafts()) {
     decode_->run(params_, launcher);
   } else {
-    recurrence_.run(params_, batch().requests, one_token_, launcher);
+    recurrence_.run(params_, batch().requests, tokens_of_request(), launcher);
   }
   if (chunked_) {
     const auto* const convolved = reinterpret_cast<const uint16_t*>(buffers_.convolved);

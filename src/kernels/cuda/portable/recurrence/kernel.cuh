@@ -137,6 +137,38 @@ struct RecurrenceConfig {
     }
   }
 
+  // The same for a few tokens, each with its own sum: a loop that caches of instructions hold. A
+  // block that passes through longer code once waits for it to arrive.
+  __device__ static void run_few(const Params& params, const Place& place,
+                                 const RequestTokens& tokens, const Staged& staged, State& state) {
+    const Tile& tile = *staged.tile;
+    const int32_t row = Place::row_in_block();
+#pragma unroll 1
+    for (int32_t t = 0; t < staged.count; ++t) {
+      const int32_t token = staged.first + t;
+      Vectors vectors;
+      tile.load(t, place.column, vectors);
+      float values[Shape::kRows], reads[Shape::kRows];
+#pragma unroll
+      for (int r = 0; r < Shape::kRows; ++r) values[r] = tile.values[t][row + r * Shape::kStep];
+      Step::update(state.rows, vectors, staged.factors[t], values);
+      if (!tokens.is_replayed(token)) {
+#pragma unroll
+        for (int r = 0; r < Shape::kRows; ++r) reads[r] = state.rows[r].partial_dot(vectors.out);
+        sum_over_lanes<Shape>(reads);
+        if (place.column == 0) {
+#pragma unroll
+          for (int r = 0; r < Shape::kRows; ++r) {
+            store_result(
+                params, place, token, r,
+                Step::result_of(params, place.head, staged.factors[t].out, values[r], reads[r]));
+          }
+        }
+      }
+      finish_token(params, place, tokens, token, state);
+    }
+  }
+
   // Any number of tokens: the next tile is copied while one is computed.
   __device__ static void run_tokens(const Params& params, const Place& place,
                                     const RequestTokens& tokens, State& state) {
@@ -163,7 +195,12 @@ struct RecurrenceConfig {
       if (place.column == 0) factors[own] = found;
       __syncthreads();
       const int32_t count = min(Shape::kTile, end - first);
-      run_tile(params, place, tokens, {&tiles[at], factors, first, count}, state);
+      const Staged staged = {&tiles[at], factors, first, count};
+      if constexpr (Shape::kTokens == few) {
+        run_few(params, place, tokens, staged, state);
+      } else {
+        run_tile(params, place, tokens, staged, state);
+      }
       __syncthreads();
     }
   }

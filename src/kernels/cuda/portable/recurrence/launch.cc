@@ -21,7 +21,7 @@ std::vector<gpu::KernelVariant> recurrence_variants(RecurrenceKind kind, int32_t
   constexpr uint32_t kMinColumns = 32;
   const auto padded = std::max(kMinColumns, std::bit_ceil(static_cast<uint32_t>(columns)));
   std::vector<gpu::KernelVariant> variants;
-  for (const char* tokens : {"one", "many"}) {
+  for (const char* tokens : {"one", "few", "many"}) {
     variants.push_back(make_variant(family("portable/recurrence"),
                                     {recurrence_name(kind), std::to_string(padded), tokens}, sm));
   }
@@ -30,11 +30,13 @@ std::vector<gpu::KernelVariant> recurrence_variants(RecurrenceKind kind, int32_t
 
 RecurrentKernels::RecurrentKernels(std::span<const gpu::KernelVariant> variants,
                                    gpu::KernelStore& store)
-    : one_(variants[0], store), many_(variants[1], store) {}
+    : one_(variants[0], store), few_(variants[1], store), many_(variants[2], store) {}
 
-void RecurrentKernels::run(RecurrenceParams params, int32_t requests, bool one_token,
+void RecurrentKernels::run(RecurrenceParams params, int32_t requests, TokensOfRequest tokens,
                            gpu::Launcher launcher) const {
-  const Kernel& kernel = one_token ? one_ : many_;
+  const Kernel& kernel = tokens == TokensOfRequest::one   ? one_
+                         : tokens == TokensOfRequest::few ? few_
+                                                          : many_;
   params.tiles = ceil_div(params.rows, kernel.row_tile());
   kernel.launch(
       {static_cast<uint32_t>(params.heads * params.tiles), static_cast<uint32_t>(requests)}, params,

@@ -15,21 +15,25 @@ enum class RecurrenceKind { delta, mamba2, kda, lightning };
 const char* recurrence_name(RecurrenceKind kind);
 inline constexpr int32_t kMaxStateColumns = 256;
 
+// Upper bounds on the tokens of a request, those that slots have kept not counted: 1, a few, none.
+enum class TokensOfRequest { one, few, any };
+
 // Returns the kernels for states of up to kMaxStateColumns columns: for passes with one token a
-// request, then for any.
+// request, with a few, then for any.
 std::vector<gpu::KernelVariant> recurrence_variants(RecurrenceKind kind, int32_t columns, int sm);
 
 class RecurrentKernels {
  public:
   RecurrentKernels() = default;
-  // Loads both kernels onto the current GPU. Errors as Kernel's constructor.
+  // Loads the kernels onto the current GPU. Errors as Kernel's constructor.
   RecurrentKernels(std::span<const gpu::KernelVariant> variants, gpu::KernelStore& store);
 
-  // one_token: no request has more than one. Sets tiles.
-  void run(RecurrenceParams params, int32_t requests, bool one_token, gpu::Launcher launcher) const;
+  // Sets tiles.
+  void run(RecurrenceParams params, int32_t requests, TokensOfRequest tokens,
+           gpu::Launcher launcher) const;
 
  private:
-  Kernel one_, many_;
+  Kernel one_, few_, many_;
 };
 
 }  // namespace fovea::kernels::cuda
