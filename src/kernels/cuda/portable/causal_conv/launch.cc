@@ -12,7 +12,8 @@ namespace {
 
 constexpr int32_t kThreads = 128;    // channels of a block
 constexpr int64_t kMaxGrid = 65535;  // y of a grid
-constexpr int64_t kTile = 16;        // tokens of a block, unless the grid would be too large
+// Tokens of a block, unless the grid would be too large: fewer if requests have few.
+constexpr int64_t kTile = 16, kFewTokens = 8;
 
 }  // namespace
 
@@ -30,8 +31,9 @@ CausalConv::CausalConv(std::span<const gpu::KernelVariant> variants, gpu::Kernel
 void CausalConv::run(CausalConvKernelParams params, int32_t requests, int32_t tokens,
                      bool one_token, gpu::Launcher launcher) const {
   const auto blocks = static_cast<uint32_t>(ceil_div(params.dim, kThreads));
+  const int64_t tile = tokens <= kFewTokens * requests ? kFewTokens : kTile;
   params.tile =
-      one_token ? 1 : static_cast<int32_t>(std::max(kTile, ceil_div<int64_t>(tokens, kMaxGrid)));
+      one_token ? 1 : static_cast<int32_t>(std::max(tile, ceil_div<int64_t>(tokens, kMaxGrid)));
   params.keeps_windows = one_token;
   outputs_.launch({blocks, static_cast<uint32_t>(ceil_div(tokens, params.tile))}, params, launcher,
                   kOverlapped);
