@@ -116,8 +116,13 @@ TEST(PoolRegions, StatesMoveByRegionsAlone) {
 }
 
 TEST(PoolRegions, KeptDraftsMoveWithTheirStates) {
-  const StateCacheSpec spec{
-      .layers = 2, .heads = 2, .rows = 3, .columns = 5, .max_drafts = 3, .draft_inputs = 7};
+  const StateCacheSpec spec{.layers = 2,
+                            .conv_width = 1,
+                            .heads = 2,
+                            .rows = 3,
+                            .columns = 5,
+                            .max_drafts = 3,
+                            .draft_inputs = 7};
   const auto source = make_state_pool(spec, 4), target = make_state_pool(spec, 4);
   const PoolDescription from = describe_pool(*source), to = describe_pool(*target);
   EXPECT_EQ(from.regions.size(), 5u);
