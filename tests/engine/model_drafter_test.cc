@@ -135,7 +135,8 @@ TEST(ModelDrafter, RanksDraftAlike) {
     options.always_speculate = always;
     const std::unique_ptr<Engine> ranks = load_parallel_engine(options, {.tensor_parallel = 2});
     expect_equal_texts(*ranks, *plain, requests);
-    if (always) EXPECT_GT(ranks->stats().accepted_drafts, ranks->stats().drafts / 2);
+    if (!always) continue;  // measured widths may leave out drafts
+    EXPECT_GT(ranks->stats().accepted_drafts, ranks->stats().drafts / 2);
   }
 }
 
