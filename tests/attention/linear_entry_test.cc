@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "fovea/select_backend.h"
+#include "kernels/cuda/common/gdn_params.h"
 #include "kernels/cuda/common/kda_params.h"
 #include "support/expect_error.h"
 
