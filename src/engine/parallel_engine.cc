@@ -258,15 +258,6 @@ EngineOptions options_of_rank(const EngineOptions& options, const ParallelOption
   return of_rank;
 }
 
-// Throws Error{unsupported} naming what ranks on GPUs cannot do yet.
-void check_device(const DeviceInfo& device, const EngineOptions& options) {
-  if (device.kind == DeviceKind::cpu) return;
-  if (!options.speculate.empty()) {
-    fail(ErrorCode::unsupported,
-         "speculate is {}, device is a GPU: ranks speculate on the CPU only", options.speculate);
-  }
-}
-
 // Returns the GPU of each rank, from `device` on; empty for the CPU.
 std::vector<int> gpus_of(const DeviceInfo& device, int ranks) {
   std::vector<int> gpus;
@@ -289,7 +280,13 @@ std::unique_ptr<Engine> load_engine_rank(const EngineOptions& options, Communica
   const DeviceInfo device = find_device(options.device);
   check_argument(ranks.device() == device.kind, "device is {}, but the ranks communicate on {}",
                  options.device, ranks.device() == DeviceKind::cpu ? "the CPU" : "GPUs");
-  check_device(device, options);
+  const bool measures = !options.speculate.empty() && !options.always_speculate;
+  if (device.kind != DeviceKind::cpu && ranks.size() > 1 && measures) {
+    fail(ErrorCode::unsupported,
+         "speculate is {}: ranks of several processes do not share their measured times; set "
+         "always_speculate",
+         options.speculate);
+  }
   check_argument(options.kv_memory_bytes > 0,
                  "kv_memory_bytes is 0, must be given: all ranks need the same caches");
   EngineOptions of_rank = options;
@@ -302,7 +299,6 @@ std::unique_ptr<Engine> load_parallel_engine(const EngineOptions& options,
   check_parallel(options, parallel);
   const DeviceInfo device = find_device(options.device);
   if (parallel.tensor_parallel == 1) return Engine::load(options);
-  check_device(device, options);
   const std::vector<int> gpus = gpus_of(device, parallel.tensor_parallel);
   return std::make_unique<ParallelEngine>(options_of_rank(options, parallel, device), parallel,
                                           gpus);
@@ -313,7 +309,6 @@ EnginePlan plan_parallel_engine(const EngineOptions& options, const ParallelOpti
   check_parallel(options, parallel);
   if (parallel.tensor_parallel == 1) return Engine::plan(options, wanted);
   const DeviceInfo device = wanted ? *wanted : find_device(options.device);
-  check_device(device, options);
   if (!wanted) (void)gpus_of(device, parallel.tensor_parallel);
   const auto ranks = make_thread_communicators(parallel.tensor_parallel);
   return plan_rank(options_of_rank(options, parallel, device), wanted,

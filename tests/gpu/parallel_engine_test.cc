@@ -81,6 +81,33 @@ TEST(ParallelGpuEngine, OverlappedAndSampledTokensAreEqualOnAllRanks) {
   }
 }
 
+TEST_P(ParallelGpuModels, SpeculatedTextIsTheReferences) {
+  ExactText exact(model());
+  const std::vector<ReferencePrompt> prompts = read_reference(model());
+  std::vector<GenerateRequest> requests;
+  for (const ReferencePrompt& prompt : prompts) requests.push_back(greedy_request(prompt));
+  std::vector<std::string> drafters = {"ngram"};
+  const std::string drafts = FOVEA_SOURCE_DIR "/testdata/drafts/";
+  if (model() == "llama") {
+    drafters.push_back("draft:" + drafts + "llama");
+    drafters.push_back("eagle:" + drafts + "llama_eagle");
+  }
+  for (const std::string& drafter : drafters) {
+    for (const bool always : {true, false}) {
+      SCOPED_TRACE(drafter + (always ? ", always" : ""));
+      EngineOptions options = two_gpus(model());
+      options.speculate = drafter;
+      options.always_speculate = always;
+      const auto engine = load_parallel_engine(options, parallel());
+      const std::vector<GenerateResult> results = engine->generate(requests);
+      for (size_t i = 0; i < prompts.size(); ++i) {
+        exact.expect_greedy(prompts[i], results[i].tokens, std::to_string(i));
+      }
+      EXPECT_GT(engine->stats().drafts, 0);
+    }
+  }
+}
+
 TEST(ParallelGpuEngine, MoreRanksThanGpusAreRefusedByName) {
   FOVEA_NEEDS_GPUS(1);
   EngineOptions options = gpu_options("llama");
