@@ -100,6 +100,30 @@ void mamba2(benchmark::State& state, bool in_chunks) {
   report(state, 5.0 * tokens * kHeads * kDim * kState, 4.0 * static_cast<double>(states.size()));
 }
 
+// 8192 channels with states of 16, as in Falcon Mamba 7B.
+void mamba1(benchmark::State& state) {
+  const auto tokens = static_cast<int32_t>(state.range(0));
+  constexpr int32_t kChannels = 8192, kState = 16;
+  const std::vector<float> xbc(static_cast<size_t>(tokens) * (kChannels + 2 * kState), 0.1f);
+  const std::vector<float> a(size_t{kChannels} * kState, -1.0f);
+  const std::vector<float> dt(static_cast<size_t>(tokens) * kChannels, 0.1f);
+  std::vector<float> states(a.size()), out(dt.size());
+  const int32_t q_indptr[] = {0, tokens}, kv_len = tokens + 1, slot = 0;
+  kernels::Mamba1Params params;
+  params.batch = {1, q_indptr, &kv_len, &slot};
+  params.xbc = xbc.data();
+  params.a = a.data();
+  params.dt = dt.data();
+  params.state = states.data();
+  params.out = out.data();
+  params.out_token_stride = kChannels;
+  params.channels = kChannels;
+  params.groups = 1;
+  params.state_dim = kState;
+  for (auto _ : state) kernels::cpu::mamba1(params, threads());
+  report(state, 7.0 * tokens * kChannels * kState, 4.0 * static_cast<double>(states.size()));
+}
+
 // 8192 channels, four taps.
 void causal_conv(benchmark::State& state) {
   const auto tokens = static_cast<int32_t>(state.range(0));
@@ -115,6 +139,7 @@ void causal_conv(benchmark::State& state) {
   params.weight = weight.data();
   params.state = states.data();
   params.y = y.data();
+  params.y_token_stride = kDim;
   params.dim = kDim;
   params.width = kWidth;
   for (auto _ : state) kernels::cpu::causal_conv(params, threads());
@@ -172,6 +197,7 @@ BENCHMARK_CAPTURE(gated_delta_net, by_token, false)->Apply(tokens)->Arg(16);
 BENCHMARK_CAPTURE(gated_delta_net, in_chunks, true)->Apply(prompts);
 BENCHMARK_CAPTURE(mamba2, by_token, false)->Apply(tokens)->Arg(16);
 BENCHMARK_CAPTURE(mamba2, in_chunks, true)->Apply(prompts);
+BENCHMARK(mamba1)->Apply(tokens);
 BENCHMARK(causal_conv)->Apply(tokens);
 BENCHMARK_CAPTURE(kv_write, bf16, DType::bf16)->Apply(best_of_ten);
 BENCHMARK_CAPTURE(kv_write, fp8_e4m3, DType::f8e4m3)->Apply(best_of_ten);

@@ -78,23 +78,29 @@ struct ScoreTensors {
 
 // Inputs of a linear layer, f32 and dense; they replace q, k and v. `mixed` goes through the causal
 // convolution and SiLU, then splits into q, k, v ([key_heads * key_dim, key_heads * key_dim,
-// value_heads * value_dim]) or x, B, C (mamba2: [value_heads * value_dim, key_heads * key_dim,
+// value_heads * value_dim]) or x, B, C (Mamba: [value_heads * value_dim, key_heads * key_dim,
 // key_heads * key_dim]). With S the state of a head, whose rows are values:
 //   gated_delta_net, kda  S = S D (I - beta k k^T) + beta v k^T, out = softmax_scale * S q
-//   mamba2                S = S D + dt x B^T, out = S C + skip * x
+//   mamba1, mamba2        S = S D + dt x B^T, out = S C + skip * x
 //   lightning             S = S D + v k^T, out = softmax_scale * S q
 // where D is e^log_decay: a factor of the token and head; kda: of each column; lightning: of the
-// head.
+// head; mamba1: e^(dt A), a factor of the token, head and column.
+//
+// Where convolves_alone(), a call with conv_weight writes the convolution of `mixed` [tokens,
+// value_heads * value_dim] to `out` and takes no other tensor. Without conv_weight a call of kind
+// mamba1 computes the scan. With conv_width above 0 each layer makes both calls in a pass, the
+// convolution first.
 struct LinearTensors {
   const float* mixed = nullptr;        // [tokens, conv_dim]
   const float* conv_weight = nullptr;  // [conv_dim, conv_width]
   const float* conv_bias = nullptr;    // [conv_dim] or null
   // [tokens, value_heads]; mamba2: dt * A. kda: [tokens, value_heads, key_dim], lower bounds of the
-  // model applied. lightning: [value_heads].
+  // model applied. lightning: [value_heads]. mamba1: A [value_heads, key_dim].
   const float* log_decay = nullptr;
-  const float* beta = nullptr;   // [tokens, value_heads]; mamba2: dt. lightning: null
-  const float* skip = nullptr;   // mamba2: D [value_heads], or null
+  const float* beta = nullptr;   // [tokens, value_heads]; Mamba: dt, positive. lightning: null
+  const float* skip = nullptr;   // Mamba: D [value_heads], or null
   bool l2_normalise_qk = false;  // gated_delta_net, kda
+  bool plain_conv = false;       // short_conv: no SiLU after the convolution
 };
 
 // The tensors that one layer passes to forward(), in memory of the backend's device. On a GPU every

@@ -17,6 +17,8 @@ enum class AttentionKind : uint8_t {
   mamba2,           // state-space duality (arXiv:2405.21060)
   kda,              // Kimi delta attention: a gate for each channel of keys (arXiv:2510.26692)
   lightning,        // linear attention with a fixed decay for each head (arXiv:2401.04658)
+  mamba1,           // selective scan: a decay for each value of the state (arXiv:2312.00752)
+  short_conv,       // a causal convolution alone, as in LFM2
 };
 
 // True for the kinds that keep a recurrent state instead of a KV cache.
@@ -26,6 +28,11 @@ constexpr bool is_linear(AttentionKind kind) {
 // True for the linear kinds whose states forget what they hold for a key before they take it.
 constexpr bool has_delta_rule(AttentionKind kind) {
   return kind == AttentionKind::gated_delta_net || kind == AttentionKind::kda;
+}
+// True for the linear kinds whose convolution is a forward() of its own: short_conv does nothing
+// else, and models of kind mamba1 compute B, C and dt from its results.
+constexpr bool convolves_alone(AttentionKind kind) {
+  return kind == AttentionKind::mamba1 || kind == AttentionKind::short_conv;
 }
 
 // The keys that a query may see before windows, chunks and masks narrow them.
@@ -104,15 +111,16 @@ struct MlaSpec {
   bool operator==(const MlaSpec&) const = default;
 };
 
-// Heads and widths of a linear layer. Its state is [value_heads, value_dim, key_dim].
+// Heads and widths of a linear layer. Its state is [value_heads, value_dim, key_dim]. short_conv
+// has no state but the window of its value_heads * value_dim channels: key_heads and key_dim are 0.
 struct LinearSpec {
-  int32_t key_heads = 0;    // on this rank; divides value_heads. mamba2: groups of B and C
-  int32_t value_heads = 0;  // on this rank
-  int32_t key_dim = 0;      // values per head of q and k. mamba2: width of the state, of B and C
-  int32_t value_dim = 0;    // values per head of v and out
+  int32_t key_heads = 0;    // on this rank; divides value_heads. Mamba: groups of B and C
+  int32_t value_heads = 0;  // on this rank. mamba1: channels
+  int32_t key_dim = 0;      // values per head of q and k. Mamba: width of the state, of B and C
+  int32_t value_dim = 0;    // values per head of v and out. mamba1: 1
   int32_t conv_width = 0;   // taps of the causal convolution before the recurrence; 0: none
 
-  // Channels of LinearTensors::mixed, over which the convolution runs.
+  // Values of a token in LinearTensors::mixed. The convolution runs over conv_dim_of() of them.
   constexpr int32_t conv_dim() const { return 2 * key_heads * key_dim + value_heads * value_dim; }
   bool operator==(const LinearSpec&) const = default;
 };
@@ -178,6 +186,12 @@ constexpr DraftRow draft_row(const AttentionSpec& spec) {
 // Type of the new k and v and of out.
 constexpr DType activation_dtype(const AttentionSpec& spec) {
   return is_fp8(spec.q_dtype) ? DType::bf16 : spec.q_dtype;
+}
+
+// Channels of the causal convolution: all of LinearTensors::mixed, but mamba1 convolves x alone.
+constexpr int32_t conv_dim_of(const AttentionSpec& spec) {
+  return spec.kind == AttentionKind::mamba1 ? spec.linear.value_heads * spec.linear.value_dim
+                                            : spec.linear.conv_dim();
 }
 
 // Widths of a cached row of K and of V: KvCacheSpec::head_dim and head_dim_v of such layers.

@@ -173,10 +173,11 @@ int32_t usable_window_prefix(const WindowKvPool& pool, std::span<const int64_t> 
 
 inline constexpr int32_t kMaxSlotDrafts = 64;
 
-// Recurrent states of linear layers, one slot per request. Slot 0 is the dummy.
+// Recurrent states of linear layers, one slot per request. Slot 0 is the dummy. Layers of kind
+// short_conv have windows only: heads, rows and columns are 0.
 struct StateCacheSpec {
   int32_t layers = 0;
-  int32_t conv_dim = 0;    // channels of the causal convolution
+  int32_t conv_dim = 0;    // channels of the causal convolution, conv_dim_of()
   int32_t conv_width = 0;  // taps; the state keeps conv_width - 1 inputs
   int32_t heads = 0;       // LinearSpec::value_heads
   int32_t rows = 0;        // LinearSpec::value_dim

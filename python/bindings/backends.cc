@@ -163,7 +163,7 @@ constexpr const char* kTensors =
     "k_rope: Array | None = None, q_rope: Array | None = None, w_uk: Array | None = None, w_uv: "
     "Array | None = None, mixed: Array | None = None, conv_weight: Array | None = None, conv_bias: "
     "Array | None = None, log_decay: Array | None = None, beta: Array | None = None, skip: Array | "
-    "None = None, l2_normalise_qk: bool = False";
+    "None = None, l2_normalise_qk: bool = False, plain_conv: bool = False";
 
 constexpr const char* kForwardDoc =
     "Runs one layer of the planned batch: stores k and v, attends, writes out and, if given, lse. "
@@ -180,8 +180,10 @@ constexpr const char* kForwardDoc =
     "dual chunk attention without has_rope: q_succ and q_inter, of q's shape.\n"
     "linear, f32 and dense: mixed [tokens, conv_dim]; conv_weight [conv_dim, conv_width]; "
     "conv_bias [conv_dim]; log_decay and beta [tokens, value_heads], but kda: log_decay [tokens, "
-    "value_heads, key_dim], lightning: log_decay [value_heads] and no beta; skip [value_heads]; "
-    "out [tokens, value_heads, value_dim].\n"
+    "value_heads, key_dim], lightning: log_decay [value_heads] and no beta, mamba1: log_decay "
+    "[value_heads, key_dim]; skip [value_heads]; out [tokens, value_heads, value_dim]. Layers of "
+    "mamba1 make two calls: one with conv_weight, of which out is the convolution of mixed "
+    "[tokens, value_heads], then the scan. short_conv has the first of them only.\n"
     "The arrays are borrowed: on a GPU they must live until the work has run.";
 
 void bind_backend(nb::module_& module) {

@@ -27,7 +27,8 @@ FOVEA_ENUMERATORS(DType, {{f32, "f32", "fp32"},
                           {i64, "i64", "int64"},
                           {u8, "u8", "uint8"}})
 FOVEA_ENUMERATORS(AttentionKind, {FOVEA_SAME(mha), FOVEA_SAME(mla), FOVEA_SAME(gated_delta_net),
-                                  FOVEA_SAME(mamba2), FOVEA_SAME(kda), FOVEA_SAME(lightning)})
+                                  FOVEA_SAME(mamba2), FOVEA_SAME(kda), FOVEA_SAME(lightning),
+                                  FOVEA_SAME(mamba1), FOVEA_SAME(short_conv)})
 FOVEA_ENUMERATORS(AttentionScope, {{decoder, "decoder", "decoder"},
                                    {ragged, "ragged", "ragged"},
                                    {encoder, "encoder", "encoder"},

@@ -34,6 +34,7 @@ enum Argument : size_t {
   kBeta,
   kSkip,
   kL2NormaliseQk,
+  kPlainConv,
   kStream,
   kArguments
 };
@@ -46,7 +47,7 @@ constexpr const char* kNames[kArguments] = {"q",           "k",         "v",
                                             "w_uk",        "w_uv",      "mixed",
                                             "conv_weight", "conv_bias", "log_decay",
                                             "beta",        "skip",      "l2_normalise_qk",
-                                            "stream"};
+                                            "plain_conv",  "stream"};
 
 // The form of an array [tokens, heads, dim].
 struct RowShape {
@@ -256,6 +257,9 @@ class LayerReader {
     if (spec_.kind == AttentionKind::lightning) {
       return floats(kLogDecay, {spec.value_heads}, "[value_heads]");
     }
+    if (spec_.kind == AttentionKind::mamba1) {
+      return floats(kLogDecay, {spec.value_heads, spec.key_dim}, "[value_heads, key_dim]");
+    }
     if (spec_.kind == AttentionKind::kda) {
       return floats(kLogDecay, {-1, spec.value_heads, spec.key_dim},
                     "[tokens, value_heads, key_dim]");
@@ -265,15 +269,20 @@ class LayerReader {
 
   void read_linear(LinearTensors& linear) {
     const LinearSpec& spec = spec_.linear;
-    linear.mixed = floats(kMixed, {-1, spec.conv_dim()}, "[tokens, conv_dim]");
-    linear.conv_weight =
-        floats(kConvWeight, {spec.conv_dim(), spec.conv_width}, "[conv_dim, conv_width]");
-    linear.conv_bias = floats(kConvBias, {spec.conv_dim()}, "[conv_dim]");
+    const int64_t channels = conv_dim_of(spec_);
+    const bool convolves = arguments_[kConvWeight].is_valid();
+    linear.mixed =
+        floats(kMixed, {-1, convolves ? channels : spec.conv_dim()}, "[tokens, conv_dim]");
+    linear.conv_weight = floats(kConvWeight, {channels, spec.conv_width}, "[conv_dim, conv_width]");
+    linear.conv_bias = floats(kConvBias, {channels}, "[conv_dim]");
     linear.log_decay = read_log_decay();
     linear.beta = floats(kBeta, {-1, spec.value_heads}, "[tokens, value_heads]");
     linear.skip = floats(kSkip, {spec.value_heads}, "[value_heads]");
     if (arguments_[kL2NormaliseQk].is_valid()) {
       linear.l2_normalise_qk = bool_from(arguments_[kL2NormaliseQk], kNames[kL2NormaliseQk]);
+    }
+    if (arguments_[kPlainConv].is_valid()) {
+      linear.plain_conv = bool_from(arguments_[kPlainConv], kNames[kPlainConv]);
     }
   }
 

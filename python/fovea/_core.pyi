@@ -43,6 +43,8 @@ class AttentionKind(StrEnum):
     mamba2 = "mamba2"
     kda = "kda"
     lightning = "lightning"
+    mamba1 = "mamba1"
+    short_conv = "short_conv"
 
 class AttentionScope(StrEnum):
     decoder = "decoder"
@@ -806,6 +808,7 @@ class Backend:
         beta: Array | None = None,
         skip: Array | None = None,
         l2_normalise_qk: bool = False,
+        plain_conv: bool = False,
         stream: Any = None,
     ) -> None:
         """Runs one layer of the planned batch: stores k and v, attends, writes out and, if given, lse.
@@ -822,7 +825,9 @@ class Backend:
         dual chunk without has_rope: q_succ and q_inter, of q's shape.
         linear, f32 and dense: mixed [tokens, conv_dim]; conv_weight [conv_dim, conv_width]; conv_bias [conv_dim];
         log_decay and beta [tokens, value_heads], but kda: log_decay [tokens, value_heads, key_dim], lightning:
-        log_decay [value_heads] and no beta; skip [value_heads]; out [tokens, value_heads, value_dim].
+        log_decay [value_heads] and no beta, mamba1: log_decay [value_heads, key_dim]; skip [value_heads]; out
+        [tokens, value_heads, value_dim]. Layers of mamba1 make two calls: one with conv_weight, of which out is the
+        convolution of mixed [tokens, value_heads], then the scan. short_conv has the first of them only.
         The arrays are borrowed: on a GPU they must live until the work has run, as stream-ordered allocators ensure.
         """
     def bind(
@@ -853,6 +858,7 @@ class Backend:
         beta: Array | None = None,
         skip: Array | None = None,
         l2_normalise_qk: bool = False,
+        plain_conv: bool = False,
     ) -> BoundLayer:
         """Prepares a forward() over arrays that stay in place. Their rows may exceed the tokens of later batches."""
 

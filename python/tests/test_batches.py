@@ -149,6 +149,69 @@ def test_linear_layer_continues_its_state(kind):
     assert np.abs(results[0][1]).max() > 0
 
 
+def silu(x):
+    return x / (1 + np.exp(-x))
+
+
+def test_mamba1_convolves_then_scans():
+    rng = np.random.default_rng(6)
+    channels, states, tokens = 8, 4, 5
+    linear = fovea.LinearSpec(key_heads=1, value_heads=channels, key_dim=states, value_dim=1, conv_width=3)
+    spec = fovea.AttentionSpec(kind="mamba1", linear=linear)
+    pool = fovea.StatePool(fovea.StateCacheSpec(conv_dim=channels, conv_width=3, heads=channels, rows=1, columns=4), 2)
+    limits = fovea.BatchLimits(max_tokens=tokens, max_q_len=tokens, max_kv_len=tokens)
+    made = fovea.select(spec, limits=limits, threads=1).create(state=pool)
+    made.reserve(limits)
+    slot = pool.allocate()
+    made.plan(
+        fovea.Batch(
+            mode="extend",
+            q_indptr=np.array([0, tokens], np.int32),
+            kv_lens=np.array([tokens], np.int32),
+            state_slots=np.array([slot], np.int32),
+        )
+    )
+    x, bc = (rng.standard_normal((tokens, width)).astype(np.float32) for width in (channels, 2 * states))
+    weight = rng.standard_normal((channels, 3)).astype(np.float32)
+    a, dt = -rng.random((channels, states)).astype(np.float32), rng.random((tokens, channels)).astype(np.float32)
+    mixed = np.concatenate([np.zeros_like(x), bc], axis=1)
+    made.forward(mixed=x, conv_weight=weight, out=mixed[:, :channels, None])
+    padded = np.concatenate([np.zeros((2, channels), np.float32), x])
+    convolved = silu(sum(padded[i : i + tokens] * weight[:, i] for i in range(3)))
+    np.testing.assert_allclose(mixed[:, :channels], convolved, atol=1e-5)
+    out = np.zeros((tokens, channels, 1), np.float32)
+    made.forward(mixed=mixed, log_decay=a, beta=dt, out=out)
+    h = np.zeros((channels, states))
+    for t in range(tokens):
+        h = np.exp(dt[t, :, None] * a) * h + (dt[t] * convolved[t])[:, None] * bc[t, :states]
+        np.testing.assert_allclose(out[t, :, 0], h @ bc[t, states:], atol=1e-5)
+    with pytest.raises(fovea.Error, match="linear.beta is given, but the call has linear.conv_weight"):
+        made.forward(mixed=x, conv_weight=weight, beta=dt, out=out)
+
+
+def test_short_conv_has_windows_only():
+    spec = fovea.AttentionSpec(kind="short_conv", linear=fovea.LinearSpec(value_heads=4, value_dim=1, conv_width=2))
+    pool = fovea.StatePool(fovea.StateCacheSpec(conv_dim=4, conv_width=2), 2)
+    assert np.from_dlpack(pool.layer(0)[0]).shape == (2, 4, 1)
+    limits = fovea.BatchLimits(max_tokens=1, max_q_len=1, max_kv_len=2)
+    made = fovea.select(spec, limits=limits, threads=1).create(state=pool)
+    made.reserve(limits)
+    slot, out = pool.allocate(), np.zeros((1, 4, 1), np.float32)
+    weight = np.array([[2, 3]] * 4, np.float32)
+    for length, value in ((1, 5), (2, 7)):
+        made.plan(
+            fovea.Batch(
+                mode="decode",
+                q_indptr=np.array([0, 1], np.int32),
+                kv_lens=np.array([length], np.int32),
+                state_slots=np.array([slot], np.int32),
+            )
+        )
+        mixed = np.full((1, 4), value, np.float32)
+        made.forward(mixed=mixed, conv_weight=weight, plain_conv=True, out=out)
+    assert (out == 2 * 5 + 3 * 7).all()
+
+
 def test_prefix_hints_keep_the_result():
     case = Case([1, 1], [16, 16], mode="decode")
     run = Pass(case)

@@ -17,6 +17,10 @@ std::string_view name_of(AttentionKind kind) {
       return "kda";
     case AttentionKind::lightning:
       return "lightning";
+    case AttentionKind::mamba1:
+      return "mamba1";
+    case AttentionKind::short_conv:
+      return "short_conv";
   }
   return "?";
 }

@@ -131,6 +131,9 @@ const float* LayerReader::log_decay(const DLTensor* tensor) const {
   constexpr std::string_view kName = "linear.log_decay";
   const LinearSpec& spec = spec_.linear;
   if (spec_.kind == AttentionKind::lightning) return floats(tensor, kName, {spec.value_heads});
+  if (spec_.kind == AttentionKind::mamba1) {
+    return floats(tensor, kName, {spec.value_heads, spec.key_dim});
+  }
   if (spec_.kind == AttentionKind::kda) {
     return floats(tensor, kName, {shape_.tokens, spec.value_heads, spec.key_dim});
   }
@@ -138,17 +141,18 @@ const float* LayerReader::log_decay(const DLTensor* tensor) const {
 }
 
 LinearTensors LayerReader::linear(const fovea_linear_tensors& from) const {
-  check_reserved(from.reserved, "linear.reserved");
   const LinearSpec& spec = spec_.linear;
+  const int64_t channels = conv_dim_of(spec_);
   LinearTensors to;
-  to.mixed = token_floats(from.mixed, "linear.mixed", spec.conv_dim());
-  to.conv_weight =
-      floats(from.conv_weight, "linear.conv_weight", {spec.conv_dim(), spec.conv_width});
-  to.conv_bias = floats(from.conv_bias, "linear.conv_bias", {spec.conv_dim()});
+  to.mixed = token_floats(from.mixed, "linear.mixed",
+                          from.conv_weight != nullptr ? channels : spec.conv_dim());
+  to.conv_weight = floats(from.conv_weight, "linear.conv_weight", {channels, spec.conv_width});
+  to.conv_bias = floats(from.conv_bias, "linear.conv_bias", {channels});
   to.log_decay = log_decay(from.log_decay);
   to.beta = token_floats(from.beta, "linear.beta", spec.value_heads);
   to.skip = floats(from.skip, "linear.skip", {spec.value_heads});
   to.l2_normalise_qk = to_flag(from.l2_normalise_qk, "linear.l2_normalise_qk");
+  to.plain_conv = to_flag(from.plain_conv, "linear.plain_conv");
   return to;
 }
 

@@ -42,7 +42,7 @@ std::string bounded_text(const char (&text)[n]) {
 AttentionSpec to_spec(const fovea_attention_spec* spec, std::string_view name) {
   const fovea_attention_spec from = read_struct(spec, default_attention_spec(), name);
   AttentionSpec to;
-  to.kind = to_enum(from.kind, AttentionKind::lightning, "kind");
+  to.kind = to_enum(from.kind, AttentionKind::short_conv, "kind");
   to.scope = to_enum(from.scope, AttentionScope::cross, "scope");
   to.mask = to_enum(from.mask, MaskKind::multi_item, "mask");
   to.q_heads = from.q_heads;

@@ -9,6 +9,7 @@
 #include <system_error>
 
 #include "cli/commands.h"
+#include "cli/layer_widths.h"
 #include "cli/tensor_parallel.h"
 #include "fovea/error.h"
 #include "fovea/gpu.h"
@@ -69,25 +70,6 @@ T named(std::string_view flag, const std::string& value, const std::map<std::str
               fmt::format("{} is '{}', known: {}", flag, value, known));
 }
 
-// If 32/8 heads of 128 do not suit the kind, missing flags get the values of DeepSeek-V3 or
-// Qwen3-Next. The widths of mla depend on each other, so a given width disables the defaults of the
-// others.
-void set_default_heads(const CLI::App& command, const std::string& kind, AttentionSpec& spec) {
-  const auto given = [&](const char* flag) { return command.get_option(flag)->count() > 0; };
-  if (kind == "mla") {
-    if (!given("--q-heads")) spec.q_heads = 128;
-    if (!given("--kv-heads")) spec.kv_heads = 1;
-    if (given("--head-dim") || given("--head-dim-v") || given("--nope-dim") || given("--v-dim"))
-      return;
-    spec.head_dim = 576;
-    spec.head_dim_v = 512;
-    spec.mla.nope_dim = spec.mla.v_dim = 128;
-  } else if (kind != "mha") {
-    if (!given("--q-heads")) spec.q_heads = 16;
-    if (!given("--kv-heads")) spec.kv_heads = 32;
-  }
-}
-
 KvLayout layout_of(const ExplainFlags& flags) {
   if (flags.kv_layout) {
     return named<KvLayout>(
@@ -96,26 +78,6 @@ KvLayout layout_of(const ExplainFlags& flags) {
   }
   if (flags.request.spec.kind != AttentionKind::mla) return KvLayout::mha;
   return fits_mla_fp8_rows(flags.request.cache) ? KvLayout::mla_fp8_rows : KvLayout::mla;
-}
-
-// Moves --q-heads, --kv-heads and the head dims to the fields of the kind.
-void place_widths(AttentionSpec& spec) {
-  if (spec.kind == AttentionKind::mla) {
-    if (spec.head_dim_v == 0) {
-      throw Error(ErrorCode::invalid_argument,
-                  fmt::format("--head-dim-v is 0: kind mla needs the width of the latent, "
-                              "the rest of --head-dim {} is the rotary key",
-                              spec.head_dim));
-    }
-    spec.mla.kv_lora_rank = spec.head_dim_v;
-    spec.mla.rope_dim = spec.head_dim - spec.head_dim_v;
-    spec.head_dim = spec.head_dim_v = 0;
-    return;
-  }
-  if (spec.head_dim_v == 0) spec.head_dim_v = spec.head_dim;
-  if (!is_linear(spec.kind)) return;
-  spec.linear = {spec.q_heads, spec.kv_heads, spec.head_dim, spec.head_dim_v};
-  spec.q_heads = spec.kv_heads = spec.head_dim = spec.head_dim_v = 0;
 }
 
 void complete(const CLI::App& command, ExplainFlags& flags) {
@@ -129,7 +91,9 @@ void complete(const CLI::App& command, ExplainFlags& flags) {
                                     {"gated_delta_net", gated_delta_net},
                                     {"mamba2", mamba2},
                                     {"kda", kda},
-                                    {"lightning", lightning}});
+                                    {"lightning", lightning},
+                                    {"mamba1", mamba1},
+                                    {"short_conv", short_conv}});
   spec.scope = named<AttentionScope>("--scope", flags.scope,
                                      {{"decoder", decoder},
                                       {"ragged", ragged},
@@ -272,7 +236,7 @@ void run(const CLI::App& command, ExplainFlags& flags) {
     if (command.get_option(option)->count() == 0) continue;
     throw Error(ErrorCode::invalid_argument, fmt::format("{} needs --model", option));
   }
-  set_default_heads(command, flags.kind, flags.request.spec);
+  set_default_widths(command, flags.kind, flags.request.spec);
   complete(command, flags);
   const BackendRegistry registry = BackendRegistry::builtin();
   const Selection selection =
@@ -292,9 +256,9 @@ void add_layer_flags(CLI::App& command, ExplainFlags& flags) {
   command
       .add_option(
           "--kind", flags.kind,
-          "mha, mla, gated_delta_net, mamba2, kda or lightning; the default heads of mla are "
-          "DeepSeek-V3's, "
-          "those of the linear kinds Qwen3-Next's")
+          "mha, mla, gated_delta_net, mamba1, mamba2, kda, lightning or short_conv; the default "
+          "heads of mla are DeepSeek-V3's, of mamba1 Falcon Mamba's, of short_conv LFM2's, of the "
+          "other linear kinds Qwen3-Next's")
       ->capture_default_str();
   command.add_option("--scope", flags.scope, "decoder, ragged, encoder, encoder_cache or cross")
       ->capture_default_str();
@@ -311,6 +275,8 @@ void add_layer_flags(CLI::App& command, ExplainFlags& flags) {
                      "mla: dims of a head of q before absorption, 0 for absorbed queries");
   command.add_option("--v-dim", spec.mla.v_dim,
                      "mla: dims of a head of the result; used with --nope-dim");
+  command.add_option("--conv-width", spec.linear.conv_width,
+                     "linear kinds: taps of the causal convolution, 0 for none");
   command.add_option("--scale", spec.scores.softmax_scale,
                      "factor of the scores, 0 for 1/sqrt(head_dim)");
   command.add_option("--dtype", flags.dtype,

@@ -24,12 +24,14 @@ struct StateBatch {
 // x[t - width + 1 + i, c]); inputs before the request's first token are 0.
 struct CausalConvParams {
   StateBatch batch;
+  bool plain = false;             // no SiLU
   const float* x = nullptr;       // [tokens, dim]
   const float* weight = nullptr;  // [dim, width]
   const float* bias = nullptr;    // [dim] or null
   float* state = nullptr;         // [slots, dim, width - 1], oldest first
   int64_t state_slot_stride = 0;
   float* y = nullptr;  // [tokens, dim]; not x
+  int64_t y_token_stride = 0;
   int32_t dim = 0;
   int32_t width = 0;
 };
@@ -71,6 +73,24 @@ struct Mamba2Params {
   int64_t out_token_stride = 0;
   int32_t heads = 0, groups = 0, head_dim = 0, state_dim = 0;
   bool in_chunks = false;  // as in GatedDeltaNetParams
+};
+
+// Selective scan (arXiv:2312.00752): h_t[c, n] = e^{dt_t[c] A[c, n]} h_{t-1}[c, n] + dt_t[c] x_t[c]
+// B_t[n], y_t[c] = sum over n of C_t[n] h_t[c, n] + D[c] x_t[c]. Channel c uses group c * groups /
+// channels of B and C.
+struct Mamba1Params {
+  StateBatch batch;
+  // One row of x, B, C per token, [channels | groups * state_dim | groups * state_dim].
+  const float* xbc = nullptr;
+  const float* a = nullptr;        // [channels, state_dim]
+  const float* dt = nullptr;       // [tokens, channels]
+  const float* skip = nullptr;     // D, [channels] or null
+  void* state = nullptr;           // [slots, channels, state_dim]
+  DType state_dtype = DType::f32;  // or bf16 or f16
+  int64_t state_slot_stride = 0;
+  float* out = nullptr;  // [tokens, channels]
+  int64_t out_token_stride = 0;
+  int32_t channels = 0, groups = 0, state_dim = 0;
 };
 
 // The widest keys of KDA.

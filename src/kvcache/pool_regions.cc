@@ -134,8 +134,10 @@ PoolDescription describe_pool(const StatePool& pool) {
       description.regions.push_back(dense_region(fmt::format("layer {} conv", layer), view.conv,
                                                  conv, pool.slots(), pool.device()));
     }
-    description.regions.push_back(dense_region(fmt::format("layer {} state", layer), view.state,
-                                               state, pool.slots(), pool.device()));
+    if (state > 0) {
+      description.regions.push_back(dense_region(fmt::format("layer {} state", layer), view.state,
+                                                 state, pool.slots(), pool.device()));
+    }
     if (view.drafts == nullptr) continue;
     const auto drafts = sizeof(float) * 2 * static_cast<size_t>(spec.max_drafts) *
                         static_cast<size_t>(spec.draft_inputs);

@@ -34,13 +34,20 @@ int64_t mark_bytes(const StateCacheSpec& spec) {
   return spec.max_drafts > 0 ? int64_t{sizeof(StateMark)} : 0;
 }
 
+// Checks the widths of a state. Layers that have only windows have none.
+void check_extents(const StateCacheSpec& spec) {
+  const bool none = spec.heads == 0 && spec.rows == 0 && spec.columns == 0;
+  if (none && spec.conv_dim > 0 && spec.conv_width > 1) return;
+  check_argument(spec.heads > 0, "heads is {}, must be positive", spec.heads);
+  check_argument(spec.rows > 0, "rows is {}, must be positive", spec.rows);
+  check_argument(spec.columns > 0, "columns is {}, must be positive", spec.columns);
+}
+
 SlotSize slot_size(const StateCacheSpec& spec) {
   check_argument(spec.layers > 0, "layers is {}, must be positive", spec.layers);
   check_argument(spec.conv_dim >= 0, "conv_dim is {}, must not be negative", spec.conv_dim);
   check_argument(spec.conv_width >= 1, "conv_width is {}, must be positive", spec.conv_width);
-  check_argument(spec.heads > 0, "heads is {}, must be positive", spec.heads);
-  check_argument(spec.rows > 0, "rows is {}, must be positive", spec.rows);
-  check_argument(spec.columns > 0, "columns is {}, must be positive", spec.columns);
+  check_extents(spec);
   check_argument(spec.dtype == DType::f32 || spec.dtype == DType::bf16 || spec.dtype == DType::f16,
                  "dtype is {}, states are {}, {} or {}", dtype_name(spec.dtype),
                  dtype_name(DType::f32), dtype_name(DType::bf16), dtype_name(DType::f16));

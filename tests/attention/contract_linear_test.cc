@@ -77,6 +77,7 @@ class Linear : public ::testing::TestWithParam<Contract> {
   // Returns the tokens of a prompt from which on it is computed in chunks if the spec is not
   // batch-invariant; 0: never.
   int32_t chunked_from() const {
+    if (convolves_alone(test().spec.kind)) return 0;
     if (GetParam().entry.name == "linear") return test().spec.kind == AttentionKind::kda ? 0 : 64;
     return test::test_device().sm == 90 && test().spec.q_dtype != DType::f32 ? 64 : 0;
   }

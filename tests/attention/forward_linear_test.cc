@@ -20,23 +20,42 @@ constexpr int64_t kFar = std::numeric_limits<int64_t>::max();
 constexpr LinearSpec kLinear{
     .key_heads = 1, .value_heads = 1, .key_dim = 4, .value_dim = 4, .conv_width = 2};
 
-// Two tokens of a request, planned, and tensors that fit.
+AttentionSpec spec_of(AttentionKind kind) {
+  AttentionSpec spec{.kind = kind, .linear = kLinear};
+  if (convolves_alone(kind)) spec.linear.value_heads = 4, spec.linear.value_dim = 1;
+  if (kind == AttentionKind::short_conv) spec.linear.key_heads = spec.linear.key_dim = 0;
+  return spec;
+}
+
+StateCacheSpec states_of(const AttentionSpec& spec) {
+  StateCacheSpec states{.layers = 1, .conv_dim = conv_dim_of(spec), .conv_width = 2};
+  if (spec.kind == AttentionKind::short_conv) return states;
+  states.heads = spec.linear.value_heads;
+  states.rows = spec.linear.value_dim;
+  states.columns = spec.linear.key_dim;
+  return states;
+}
+
+// Two tokens of a request, planned, and tensors that fit. mamba1: those of the scan.
 struct TwoTokens {
-  explicit TwoTokens(AttentionKind kind)
-      : pool(make_state_pool(
-            {.layers = 1, .conv_dim = 12, .conv_width = 2, .heads = 1, .rows = 4, .columns = 4},
-            2)) {
+  explicit TwoTokens(AttentionKind kind) : pool(make_state_pool(states_of(spec_of(kind)), 2)) {
     const BackendRegistry registry = BackendRegistry::builtin();
-    backend = registry.find("linear")->create(
-        {.spec = {.kind = kind, .linear = kLinear}, .state = pool.get(), .threads = &threads});
+    const AttentionSpec spec = spec_of(kind);
+    backend =
+        registry.find("linear")->create({.spec = spec, .state = pool.get(), .threads = &threads});
     backend->reserve({.max_requests = 1, .max_tokens = 2, .max_q_len = 2, .max_kv_len = 2});
     BatchView batch{.mode = ForwardMode::extend, .requests = 1, .tokens = 2, .q_indptr = q_indptr};
     batch.kv_lens = kv_lens;
     batch.linear.state_slots = slots;
     backend->plan(batch);
-    good.out = dense_rows(values.data(), DType::f32, 1, 4);
-    good.linear.mixed = good.linear.conv_weight = good.linear.log_decay = values.data();
-    if (kind != AttentionKind::lightning) good.linear.beta = values.data();
+    const LinearSpec& linear = spec.linear;
+    good.out = dense_rows(values.data(), DType::f32, linear.value_heads, linear.value_dim);
+    good.linear.mixed = values.data();
+    if (kind != AttentionKind::mamba1) good.linear.conv_weight = values.data();
+    if (kind != AttentionKind::short_conv) {
+      good.linear.log_decay = values.data();
+      if (kind != AttentionKind::lightning) good.linear.beta = values.data();
+    }
     backend->forward(good);
   }
 
@@ -108,6 +127,36 @@ TEST(ForwardLinear, RefusesGatesThatAKindDoesNotTake) {
                         normalise);
   kda.expect_refused("linear.beta is null", [](auto& t) { t.linear.beta = nullptr; });
   kda.expect_refused("linear.skip is given, but the spec's kind is kda", skip);
+}
+
+TEST(ForwardLinear, RefusesGatesNextToAConvolutionAlone) {
+  TwoTokens mamba1(AttentionKind::mamba1), conv(AttentionKind::short_conv);
+  TwoTokens mamba2(AttentionKind::mamba2);
+  const auto convolve = [](LayerTensors& t) { t.linear.conv_weight = t.linear.mixed; };
+  mamba1.expect_refused("linear.log_decay is given, but the call has linear.conv_weight", convolve);
+  mamba1.expect_refused("linear.beta is given, but the call has linear.conv_weight", [&](auto& t) {
+    convolve(t);
+    t.linear.log_decay = nullptr;
+  });
+  mamba1.expect_refused("linear.skip is given, but the call has linear.conv_weight", [&](auto& t) {
+    convolve(t);
+    t.linear.skip = t.linear.beta;
+    t.linear.log_decay = t.linear.beta = nullptr;
+  });
+  mamba1.expect_refused("linear.log_decay is null", [](auto& t) { t.linear.log_decay = nullptr; });
+  mamba1.expect_refused("linear.beta is null", [](auto& t) { t.linear.beta = nullptr; });
+  mamba1.expect_refused("linear.plain_conv is given, but the spec's kind is mamba1", [&](auto& t) {
+    convolve(t);
+    t.linear.plain_conv = true;
+  });
+  mamba2.expect_refused("linear.plain_conv is given, but the spec's kind is mamba2",
+                        [](auto& t) { t.linear.plain_conv = true; });
+  conv.expect_refused("linear.conv_weight is null, but the spec's linear.conv_width is 2",
+                      [](auto& t) { t.linear.conv_weight = nullptr; });
+  conv.expect_refused("linear.log_decay is given, but the call has linear.conv_weight",
+                      [](auto& t) { t.linear.log_decay = t.linear.mixed; });
+  conv.expect_refused("linear.skip is given, but the spec's kind is short_conv",
+                      [](auto& t) { t.linear.skip = t.linear.mixed; });
 }
 
 }  // namespace

@@ -47,6 +47,15 @@ TEST(LinearEntry, ServesEveryLinearKindFromAmpereOn) {
       [](auto& r) { r.spec.kind = AttentionKind::mamba2; },
       [](auto& r) { r.spec.kind = AttentionKind::kda; },
       [](auto& r) { r.spec.kind = AttentionKind::lightning; },
+      [](auto& r) {
+        r.spec.kind = AttentionKind::mamba1;
+        r.spec.linear = {
+            .key_heads = 1, .value_heads = 8192, .key_dim = 16, .value_dim = 1, .conv_width = 4};
+      },
+      [](auto& r) {
+        r.spec.kind = AttentionKind::short_conv;
+        r.spec.linear = {.value_heads = 2048, .value_dim = 1, .conv_width = 3};
+      },
       [](auto& r) { r.spec.linear.key_dim = 256; },
       [](auto& r) { r.spec.linear.key_dim = 24; },
       [](auto& r) { r.spec.linear.value_dim = 1024; },
@@ -108,6 +117,11 @@ TEST(LinearEntry, WorkspaceHoldsSpansAndConvolvedTokens) {
   EXPECT_LE(bytes(), token_by_token + 2 * 4 * sizeof(kernels::cuda::KdaTerms) + 128);
   request.spec.batch_invariant = true;
   EXPECT_EQ(bytes(), token_by_token);
+
+  // A convolution alone writes straight to `out`.
+  request.spec.kind = AttentionKind::mamba1;
+  request.spec.linear.value_dim = 1;
+  EXPECT_EQ(bytes(), plan);
 }
 
 }  // namespace

@@ -154,68 +154,88 @@ std::vector<float> expected_linear(const LinearCase& test, const BatchView& batc
   return out;
 }
 
+fovea_state_pool* linear_states(const LinearCase& test) {
+  const StateCacheSpec pool = state_spec(test);
+  fovea_state_cache_spec state;
+  check_status(fovea_state_cache_spec_init(&state, sizeof state));
+  state.layers = pool.layers;
+  state.conv_dim = pool.conv_dim;
+  state.conv_width = pool.conv_width;
+  state.heads = pool.heads;
+  state.rows = pool.rows;
+  state.columns = pool.columns;
+  state.dtype = static_cast<fovea_dtype>(pool.dtype);
+  fovea_state_pool* states = nullptr;
+  check_status(fovea_state_pool_create(&state, 2, {FOVEA_CPU, 0}, &states));
+  return states;
+}
+
+fovea_linear_tensors linear_tensors(const LinearCase& test, const LinearTensors& from,
+                                    int32_t length, TensorList& tensors) {
+  const LinearSpec& linear = test.spec.linear;
+  const AttentionKind kind = test.spec.kind;
+  const int64_t channels = conv_dim_of(test.spec);
+  const auto add = [&](const float* values, std::initializer_list<int64_t> shape) {
+    return tensors.add(values, DType::f32, shape);
+  };
+  fovea_linear_tensors given{};
+  given.mixed = add(from.mixed, {length, from.conv_weight ? channels : linear.conv_dim()});
+  given.conv_weight = add(from.conv_weight, {channels, linear.conv_width});
+  given.conv_bias = add(from.conv_bias, {channels});
+  given.log_decay =
+      kind == AttentionKind::kda ? add(from.log_decay, {length, linear.value_heads, linear.key_dim})
+      : kind == AttentionKind::lightning ? add(from.log_decay, {linear.value_heads})
+      : kind == AttentionKind::mamba1    ? add(from.log_decay, {linear.value_heads, linear.key_dim})
+                                         : add(from.log_decay, {length, linear.value_heads});
+  given.beta = add(from.beta, {length, linear.value_heads});
+  given.skip = add(from.skip, {linear.value_heads});
+  given.l2_normalise_qk = from.l2_normalise_qk;
+  given.plain_conv = from.plain_conv;
+  return given;
+}
+
+// Runs one call of the first sequence by C++ and by C.
+void expect_same_bits(const LinearCase& test, const LinearTensors& from) {
+  const LinearSpec& linear = test.spec.linear;
+  const int32_t length = test.lengths.front(), slot = 1, q_indptr[] = {0, length};
+  std::vector<float> out(static_cast<size_t>(length) * linear.value_heads * linear.value_dim);
+  const BatchView view{.mode = ForwardMode::extend,
+                       .requests = 1,
+                       .tokens = length,
+                       .q_indptr = q_indptr,
+                       .kv_lens = {&length, 1},
+                       .linear = {.state_slots = {&slot, 1}}};
+  LayerTensors layer;
+  layer.out = dense_rows(out.data(), DType::f32, linear.value_heads, linear.value_dim);
+  layer.linear = from;
+  const std::vector<float> expected = expected_linear(test, view, layer, out);
+  std::fill(out.begin(), out.end(), 0.0f);
+
+  fovea_state_pool* const states = linear_states(test);
+  fovea_thread_pool* threads = nullptr;
+  ASSERT_EQ(fovea_thread_pool_create(1, &threads), FOVEA_OK);
+  fovea_backend* const backend = linear_backend(
+      test, {.max_tokens = length, .max_q_len = length, .max_kv_len = length}, states, threads);
+  TensorList tensors{Device{}};
+  fovea_batch batch = to_c(view, tensors);
+  fovea_layer_tensors given;
+  ASSERT_EQ(fovea_layer_tensors_init(&given, sizeof given), FOVEA_OK);
+  given.out = tensors.add(layer.out, length, linear.value_heads, linear.value_dim);
+  given.linear = linear_tensors(test, from, length, tensors);
+  ASSERT_EQ(fovea_backend_plan(backend, &batch, nullptr), FOVEA_OK) << fovea_last_error();
+  ASSERT_EQ(fovea_backend_forward(backend, &given, nullptr), FOVEA_OK) << fovea_last_error();
+  EXPECT_EQ(std::memcmp(out.data(), expected.data(), out.size() * sizeof(float)), 0) << test.name;
+  EXPECT_EQ(fovea_state_pool_destroy(states), FOVEA_OK);
+  EXPECT_EQ(fovea_backend_destroy(backend), FOVEA_OK);
+  EXPECT_EQ(fovea_thread_pool_destroy(threads), FOVEA_OK);
+}
+
 TEST(AttentionInC, LinearLayersGiveTheSameBits) {
   for (const LinearCase& test : linear_cases()) {
     const LinearData data = make_data(test);
     const LinearSequence& sequence = data.sequences.front();
-    const LinearSpec& linear = test.spec.linear;
-    const int32_t length = test.lengths.front(), slot = 1, q_indptr[] = {0, length};
-    std::vector<float> out(static_cast<size_t>(length) * linear.value_heads * linear.value_dim);
-    const BatchView view{.mode = ForwardMode::extend,
-                         .requests = 1,
-                         .tokens = length,
-                         .q_indptr = q_indptr,
-                         .kv_lens = {&length, 1},
-                         .linear = {.state_slots = {&slot, 1}}};
-    LayerTensors layer;
-    layer.out = dense_rows(out.data(), DType::f32, linear.value_heads, linear.value_dim);
-    layer.linear = tensors_of(test, data, sequence);
-    const std::vector<float> expected = expected_linear(test, view, layer, out);
-    std::fill(out.begin(), out.end(), 0.0f);
-
-    const StateCacheSpec pool = state_spec(test);
-    fovea_state_cache_spec state;
-    ASSERT_EQ(fovea_state_cache_spec_init(&state, sizeof state), FOVEA_OK);
-    state.layers = pool.layers;
-    state.conv_dim = pool.conv_dim;
-    state.conv_width = pool.conv_width;
-    state.heads = pool.heads;
-    state.rows = pool.rows;
-    state.columns = pool.columns;
-    state.dtype = static_cast<fovea_dtype>(pool.dtype);
-    fovea_state_pool* states = nullptr;
-    fovea_thread_pool* threads = nullptr;
-    ASSERT_EQ(fovea_state_pool_create(&state, 2, {FOVEA_CPU, 0}, &states), FOVEA_OK)
-        << fovea_last_error();
-    ASSERT_EQ(fovea_thread_pool_create(1, &threads), FOVEA_OK);
-    fovea_backend* const backend = linear_backend(
-        test, {.max_tokens = length, .max_q_len = length, .max_kv_len = length}, states, threads);
-    TensorList tensors{Device{}};
-    fovea_batch batch = to_c(view, tensors);
-    fovea_layer_tensors given;
-    ASSERT_EQ(fovea_layer_tensors_init(&given, sizeof given), FOVEA_OK);
-    const LinearTensors& from = layer.linear;
-    const auto add = [&](const float* values, std::initializer_list<int64_t> shape) {
-      return tensors.add(values, DType::f32, shape);
-    };
-    given.out = tensors.add(layer.out, length, linear.value_heads, linear.value_dim);
-    given.linear.mixed = add(from.mixed, {length, linear.conv_dim()});
-    given.linear.conv_weight = add(from.conv_weight, {linear.conv_dim(), linear.conv_width});
-    given.linear.conv_bias = add(from.conv_bias, {linear.conv_dim()});
-    given.linear.log_decay = test.spec.kind == AttentionKind::kda
-                                 ? add(from.log_decay, {length, linear.value_heads, linear.key_dim})
-                             : test.spec.kind == AttentionKind::lightning
-                                 ? add(from.log_decay, {linear.value_heads})
-                                 : add(from.log_decay, {length, linear.value_heads});
-    given.linear.beta = add(from.beta, {length, linear.value_heads});
-    given.linear.skip = add(from.skip, {linear.value_heads});
-    given.linear.l2_normalise_qk = from.l2_normalise_qk;
-    ASSERT_EQ(fovea_backend_plan(backend, &batch, nullptr), FOVEA_OK) << fovea_last_error();
-    ASSERT_EQ(fovea_backend_forward(backend, &given, nullptr), FOVEA_OK) << fovea_last_error();
-    EXPECT_EQ(std::memcmp(out.data(), expected.data(), out.size() * sizeof(float)), 0) << test.name;
-    EXPECT_EQ(fovea_state_pool_destroy(states), FOVEA_OK);
-    EXPECT_EQ(fovea_backend_destroy(backend), FOVEA_OK);
-    EXPECT_EQ(fovea_thread_pool_destroy(threads), FOVEA_OK);
+    expect_same_bits(test, tensors_of(test, data, sequence));
+    if (makes_two_calls(test)) expect_same_bits(test, convolution_of(test, data, sequence));
   }
 }
 

@@ -110,8 +110,12 @@ class Caller {
   }
 
   void mutate_layer(fovea_layer_tensors& layer) {
-    int32_t* const numbers[] = {&layer.layer, &layer.save_kv, &layer.reserved,
-                                &layer.rotary.interleaved, &layer.linear.l2_normalise_qk};
+    int32_t* const numbers[] = {&layer.layer,
+                                &layer.save_kv,
+                                &layer.reserved,
+                                &layer.rotary.interleaved,
+                                &layer.linear.l2_normalise_qk,
+                                &layer.linear.plain_conv};
     const DLTensor** const tensors[] = {
         &layer.q,           &layer.k,          &layer.v,          &layer.out,
         &layer.lse,         &layer.sinks,      &layer.q_scale,    &layer.alibi_slopes,

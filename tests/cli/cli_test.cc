@@ -326,12 +326,16 @@ TEST(Cli, ExplainsLatentCachesOfEveryFormat) {
 }
 
 TEST(Cli, ExplainsEveryKind) {
-  for (const char* kind : {"mha", "mla", "gated_delta_net", "mamba2", "kda", "lightning"}) {
+  for (const char* kind :
+       {"mha", "mla", "gated_delta_net", "mamba1", "mamba2", "kda", "lightning"}) {
     EXPECT_EQ(fovea({"explain", "--kind", kind}).exit_code, 0) << kind;
     // For example the heads of one rank of two.
     EXPECT_EQ(fovea({"explain", "--kind", kind, "--q-heads", "8"}).exit_code, 0) << kind;
   }
   expect_refused(fovea({"explain", "--kind", "mla", "--kv-heads", "2"}), {"kind mla has 1"});
+  EXPECT_EQ(fovea({"explain", "--kind", "short_conv"}).exit_code, 0);
+  expect_refused(fovea({"explain", "--kind", "short_conv", "--conv-width", "1"}),
+                 {"linear.conv_width is 1, kind short_conv needs 2 or more"});
 }
 
 // Works on any machine, as selection does not look at a device.

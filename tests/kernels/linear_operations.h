@@ -3,97 +3,22 @@
 // the kernels of every instruction set.
 #pragma once
 
-#include <algorithm>
-#include <cstdint>
-#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "kernels/cpu/cpu.h"
-#include "kernels/linear_attention.h"
 #include "kernels/reference/reference.h"
-#include "support/random_values.h"
+#include "linear_operation.h"
 
 namespace fovea::kernels {
 
-inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-
-using test::random_values;
-
-struct Request {
-  int32_t q_len;
-  int32_t cached;  // tokens before the new ones
-  int32_t slot;
-};
-
-// A batch over a pool of seven slots.
-struct Batch {
-  std::vector<Request> requests;
-  std::vector<int32_t> q_indptr, kv_lens, slots;
-
-  explicit Batch(std::vector<Request> list) : requests(std::move(list)), q_indptr{0} {
-    for (const Request& request : requests) {
-      q_indptr.push_back(q_indptr.back() + request.q_len);
-      kv_lens.push_back(request.cached + request.q_len);
-      slots.push_back(request.slot);
-    }
-  }
-  int32_t tokens() const { return q_indptr.back(); }
-  StateBatch view() const {
-    return {static_cast<int32_t>(requests.size()), q_indptr.data(), kv_lens.data(), slots.data()};
-  }
-};
-
-inline constexpr int32_t kSlots = 7;
-
-// New and continued requests, a request without tokens, padding, and slots without a request.
-inline Batch mixed_batch() {
-  return Batch({{90, 0, 3}, {1, 9, 1}, {0, 5, 5}, {3, 0, -1}, {67, 2, 6}, {1, 0, 2}});
-}
-
-// The states of new requests and of unused slots are NaN: the operations must not read them.
-inline std::vector<float> make_states(const Batch& batch, int64_t size, int64_t stride) {
-  std::vector<float> states = random_values(static_cast<size_t>(kSlots * stride), 3, -1, 1);
-  for (int32_t slot = 0; slot < kSlots; ++slot) {
-    const auto continued = std::find_if(
-        batch.requests.begin(), batch.requests.end(),
-        [&](const Request& request) { return request.slot == slot && request.cached > 0; });
-    float* state = states.data() + slot * stride;
-    if (continued == batch.requests.end()) std::fill_n(state, size, kNan);
-    std::fill(state + size, state + stride, kNan);
-  }
-  return states;
-}
-
-// One operation under test. Computes tokens [begin, end) of request `index` of the batch, or the
-// whole batch, from given states.
-class Operation {
- public:
-  virtual ~Operation() = default;
-  virtual std::string name() const = 0;
-  virtual int64_t state_size() const = 0;
-  virtual int64_t out_size() const = 0;
-  virtual std::vector<std::vector<float>*> inputs() = 0;
-  // True if the cuts of a prompt change last bits.
-  virtual bool in_chunks() const { return false; }
-  // `first` is the row of the inputs at which the batch begins.
-  virtual void run_reference(const Batch& batch, int64_t first, float* states,
-                             float* out) const = 0;
-  virtual void run(const Batch& batch, int64_t first, float* states, float* out, int team,
-                   cpu::Isa isa) const = 0;
-
-  int64_t state_stride() const { return state_size() + 11; }
-
- protected:
-  static constexpr int32_t kTokens = 200;
-};
-
 class Convolution : public Operation {
  public:
-  Convolution(int32_t dim, int32_t width, bool has_bias)
+  Convolution(int32_t dim, int32_t width, bool has_bias, bool plain = false)
       : dim_(dim),
         width_(width),
+        plain_(plain),
         x_(random_values(static_cast<size_t>(kTokens * dim), 5, -3, 3)),
         weight_(random_values(static_cast<size_t>(dim * width), 6, -1, 1)),
         bias_(random_values(has_bias ? static_cast<size_t>(dim) : 0, 7, -1, 1)) {}
@@ -122,13 +47,16 @@ class Convolution : public Operation {
     params.bias = bias_.empty() ? nullptr : bias_.data();
     params.state = states;
     params.state_slot_stride = state_stride();
+    params.plain = plain_;
     params.y = out;
+    params.y_token_stride = dim_;
     params.dim = dim_;
     params.width = width_;
     return params;
   }
 
   int32_t dim_, width_;
+  bool plain_;
   std::vector<float> x_, weight_, bias_;
 };
 
@@ -331,12 +259,69 @@ class Mamba : public Operation {
   std::vector<float> xbc_, log_decay_, dt_, skip_;
 };
 
+class Scan : public Operation {
+ public:
+  Scan(int32_t channels, int32_t groups, int32_t state_dim)
+      : channels_(channels),
+        groups_(groups),
+        state_dim_(state_dim),
+        xbc_(random_values(static_cast<size_t>(kTokens * row()), 18, -1, 1)),
+        a_(random_values(static_cast<size_t>(channels * state_dim), 19, -4, 0)),
+        dt_(random_values(static_cast<size_t>(kTokens * channels), 20, 0, 1)),
+        skip_(random_values(static_cast<size_t>(channels), 21, -1, 1)) {}
+
+  std::string name() const override {
+    return "mamba1 " + std::to_string(channels_) + " x " + std::to_string(state_dim_);
+  }
+  int64_t state_size() const override { return int64_t{channels_} * state_dim_; }
+  int64_t out_size() const override { return channels_; }
+  std::vector<std::vector<float>*> inputs() override {
+    if (groups_ > 1) return {&xbc_, &a_, &dt_};
+    return {&xbc_, &a_, &dt_, &skip_};
+  }
+  void run_reference(const Batch& batch, int64_t first, float* states, float* out) const override {
+    ThreadPool threads(1);
+    reference::mamba1(params(batch, first, states, out), threads);
+  }
+  void run(const Batch& batch, int64_t first, float* states, float* out, int team,
+           cpu::Isa isa) const override {
+    ThreadPool threads(team);
+    cpu::mamba1(params(batch, first, states, out), threads, isa);
+  }
+
+ private:
+  int64_t row() const { return channels_ + 2 * groups_ * state_dim_; }
+
+  Mamba1Params params(const Batch& batch, int64_t first, float* states, float* out) const {
+    Mamba1Params params;
+    params.batch = batch.view();
+    params.xbc = xbc_.data() + first * row();
+    params.a = a_.data();
+    params.dt = dt_.data() + first * channels_;
+    params.skip = groups_ > 1 ? nullptr : skip_.data();
+    params.state = states;
+    params.state_slot_stride = state_stride();
+    params.out = out;
+    params.out_token_stride = out_size();
+    params.channels = channels_;
+    params.groups = groups_;
+    params.state_dim = state_dim_;
+    return params;
+  }
+
+  int32_t channels_, groups_, state_dim_;
+  std::vector<float> xbc_, a_, dt_, skip_;
+};
+
 inline std::vector<std::unique_ptr<Operation>> operations() {
   std::vector<std::unique_ptr<Operation>> list;
   list.push_back(std::make_unique<Convolution>(200, 4, true));
   list.push_back(std::make_unique<Convolution>(7, 2, false));
   list.push_back(std::make_unique<Convolution>(33, 1, true));
   list.push_back(std::make_unique<Convolution>(64, 9, false));
+  list.push_back(std::make_unique<Convolution>(37, 3, true, true));
+  list.push_back(std::make_unique<Scan>(67, 1, 16));
+  list.push_back(std::make_unique<Scan>(44, 2, 21));
   list.push_back(std::make_unique<DeltaNet>(2, 4, 64, 64));
   list.push_back(std::make_unique<DeltaNet>(1, 3, 37, 13));
   list.push_back(std::make_unique<DeltaNet>(1, 1, 128, 128));

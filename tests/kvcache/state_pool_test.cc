@@ -99,6 +99,29 @@ TEST(StatePool, CopiesHaveKeptDrafts) {
   EXPECT_EQ(pool->marks()[slot].drafts, 0);
 }
 
+// Layers that only convolve have windows and no states.
+TEST(StatePool, WindowsNeedNoStates) {
+  StateCacheSpec spec = state_spec();
+  spec.heads = spec.rows = spec.columns = 0;
+  EXPECT_EQ(spec.bytes_per_slot(), 2u * 5 * 3 * sizeof(float));
+  const auto pool = make_state_pool(spec, 3);
+  const int32_t first = pool->allocate().value(), second = pool->allocate().value();
+  const StateLayerView layer = pool->layer(1);
+  EXPECT_EQ(layer.state_slot_stride, 0);
+  std::fill_n(layer.conv + first * layer.conv_slot_stride, 15, 7.0f);
+  pool->copy(first, second);
+  EXPECT_EQ(layer.conv[second * layer.conv_slot_stride + 14], 7);
+  EXPECT_EQ(layer.conv[14], 0);
+  const auto refused = [&](auto change) {
+    StateCacheSpec wrong = spec;
+    change(wrong);
+    expect_invalid("heads is 0, must be positive", [&] { make_state_pool(wrong, 3); });
+  };
+  refused([](StateCacheSpec& s) { s.conv_width = 1; });
+  refused([](StateCacheSpec& s) { s.conv_dim = 0; });
+  refused([](StateCacheSpec& s) { s.columns = 1; });
+}
+
 TEST(StatePool, MisuseIsAnError) {
   const auto pool = make_state_pool(state_spec(), 3);
   const int32_t slot = pool->allocate().value();

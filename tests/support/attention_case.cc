@@ -243,6 +243,7 @@ int32_t v_width(const AttentionSpec& spec) {
   return is_mla(spec) ? spec.mla.rope_dim : spec.head_dim_v;
 }
 int32_t out_width(const AttentionSpec& spec) {
+  if (convolves_alone(spec.kind)) return conv_dim_of(spec);  // a head is one channel
   if (is_linear(spec.kind)) return spec.linear.value_dim;
   return has_mla_weights(spec) ? spec.mla.v_dim : cached_value_dim(spec);
 }

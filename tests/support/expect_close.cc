@@ -63,7 +63,7 @@ double excess_of(double got, double want, double allowed) {
 }
 
 double recurrence_units(AttentionKind kind) {
-  if (kind == AttentionKind::kda) return kColumnDecayUnits;
+  if (kind == AttentionKind::kda || kind == AttentionKind::mamba1) return kColumnDecayUnits;
   return kind == AttentionKind::lightning ? kFixedDecayUnits : 0;
 }
 

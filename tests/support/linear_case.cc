@@ -35,7 +35,63 @@ LinearCase linear_case(std::string name, AttentionKind kind, int32_t q_heads, in
   return test;
 }
 
-// Adds cases of KDA and of lightning attention.
+// Adds cases of Mamba1, whose channels share B and C in groups.
+void add_mamba1(std::vector<LinearCase>& cases) {
+  LinearCase test = linear_case("mamba1", AttentionKind::mamba1, 1, 44);
+  test.spec.linear.key_dim = 16;
+  test.spec.linear.value_dim = 1;
+  cases.push_back(test);
+  LinearCase other = test;
+  other.name = "mamba1_groups";
+  other.spec.linear.key_heads = 2;
+  other.spec.linear.key_dim = 20;
+  other.spec.linear.conv_width = 2;
+  other.skip = other.conv_bias = false;
+  cases.push_back(other);
+  other.name = "mamba1_no_conv";
+  other.spec.linear.conv_width = 0;
+  other.spec.linear.key_dim = 128;
+  other.skip = true;
+  other.lengths = {1, 9, 2};
+  cases.push_back(other);
+  other = test;
+  other.name = "mamba1_bf16_states";
+  other.spec.q_dtype = DType::bf16;
+  other.state_dtype = DType::bf16;
+  cases.push_back(other);
+  other.name = "mamba1_f16_states";
+  other.state_dtype = DType::f16;
+  other.spec.linear.key_dim = 8;
+  cases.push_back(other);
+  other = test;
+  other.name = "mamba1_long";
+  other.spec.linear.value_heads = 4;
+  other.lengths = {257, 600, 1};
+  cases.push_back(other);
+}
+
+// Adds cases of convolutions alone.
+void add_short_conv(std::vector<LinearCase>& cases) {
+  LinearCase test = linear_case("short_conv", AttentionKind::short_conv, 0, 36);
+  test.spec.linear.key_dim = 0;
+  test.spec.linear.value_dim = 1;
+  test.spec.linear.conv_width = 3;
+  test.plain_conv = true;
+  cases.push_back(test);
+  test.name = "short_conv_silu";
+  test.plain_conv = test.conv_bias = false;
+  test.spec.linear.value_heads = 5;
+  test.spec.linear.value_dim = 40;
+  test.spec.linear.conv_width = 7;
+  cases.push_back(test);
+  test.name = "short_conv_bf16";
+  test.plain_conv = true;
+  test.spec.q_dtype = DType::bf16;
+  test.spec.linear.conv_width = 2;
+  cases.push_back(test);
+}
+
+// Adds cases of KDA, lightning attention, Mamba1 and convolutions alone.
 void add_other_kinds(std::vector<LinearCase>& cases) {
   for (const auto& [name, kind] : {std::pair{std::string("kda"), AttentionKind::kda},
                                    {std::string("lightning"), AttentionKind::lightning}}) {
@@ -70,6 +126,8 @@ void add_other_kinds(std::vector<LinearCase>& cases) {
   test.spec.q_dtype = DType::bf16;
   test.lengths = {130, 64, 1, 63};
   cases.push_back(test);
+  add_mamba1(cases);
+  add_short_conv(cases);
 }
 
 }  // namespace
@@ -157,12 +215,13 @@ std::vector<LinearCase> linear_cases() {
 StateCacheSpec state_spec(const LinearCase& test) {
   StateCacheSpec state;
   state.layers = 2;
-  state.conv_dim = test.spec.linear.conv_dim();
+  state.conv_dim = conv_dim_of(test.spec);
   state.conv_width = std::max(1, test.spec.linear.conv_width);
+  state.dtype = test.state_dtype;
+  if (test.spec.kind == AttentionKind::short_conv) return state;
   state.heads = test.spec.linear.value_heads;
   state.rows = test.spec.linear.value_dim;
   state.columns = test.spec.linear.key_dim;
-  state.dtype = test.state_dtype;
   return state;
 }
 
@@ -183,6 +242,7 @@ LinearData make_data(const LinearCase& test) {
     sequence.beta = uniform(random, tokens * heads, 0.0f, 1.0f);
     data.sequences.push_back(std::move(sequence));
   }
+  data.a = uniform(random, heads * static_cast<size_t>(test.spec.linear.key_dim), -1.0f, 0.0f);
   data.conv_weight = normal(random, dim * static_cast<size_t>(test.spec.linear.conv_width), 0.5f);
   data.conv_bias = normal(random, dim, 0.5f);
   data.skip = normal(random, heads);
@@ -190,17 +250,34 @@ LinearData make_data(const LinearCase& test) {
   return data;
 }
 
+bool makes_two_calls(const LinearCase& test) {
+  return test.spec.kind == AttentionKind::mamba1 && test.spec.linear.conv_width > 0;
+}
+
+LinearTensors convolution_of(const LinearCase& test, const LinearData& data,
+                             const LinearSequence& sequence) {
+  LinearTensors tensors;
+  tensors.mixed = sequence.mixed.data();
+  if (test.spec.linear.conv_width == 0) return tensors;
+  tensors.conv_weight = data.conv_weight.data();
+  if (test.conv_bias) tensors.conv_bias = data.conv_bias.data();
+  tensors.plain_conv = test.plain_conv;
+  return tensors;
+}
+
 LinearTensors tensors_of(const LinearCase& test, const LinearData& data,
                          const LinearSequence& sequence) {
   const AttentionKind kind = test.spec.kind;
-  const bool fixed = kind == AttentionKind::lightning, convolves = test.spec.linear.conv_width > 0;
-  LinearTensors tensors;
-  tensors.mixed = sequence.mixed.data();
-  if (convolves) tensors.conv_weight = data.conv_weight.data();
-  if (convolves && test.conv_bias) tensors.conv_bias = data.conv_bias.data();
-  tensors.log_decay = fixed ? data.head_log_decay.data() : sequence.log_decay.data();
+  const bool fixed = kind == AttentionKind::lightning, is_mamba1 = kind == AttentionKind::mamba1;
+  LinearTensors tensors = convolution_of(test, data, sequence);
+  if (kind == AttentionKind::short_conv) return tensors;
+  if (is_mamba1) tensors.conv_weight = tensors.conv_bias = nullptr;
+  tensors.log_decay = fixed       ? data.head_log_decay.data()
+                      : is_mamba1 ? data.a.data()
+                                  : sequence.log_decay.data();
   if (!fixed) tensors.beta = sequence.beta.data();
-  if (kind == AttentionKind::mamba2 && test.skip) tensors.skip = data.skip.data();
+  const bool has_skip = is_mamba1 || kind == AttentionKind::mamba2;
+  if (has_skip && test.skip) tensors.skip = data.skip.data();
   tensors.l2_normalise_qk = has_delta_rule(kind) && test.l2_normalise;
   return tensors;
 }

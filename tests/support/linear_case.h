@@ -18,8 +18,9 @@ struct LinearCase {
   AttentionSpec spec;
   std::vector<int32_t> lengths;  // tokens of each sequence
   bool conv_bias = true;
-  bool skip = true;          // mamba2
+  bool skip = true;          // mamba1, mamba2
   bool l2_normalise = true;  // gated_delta_net, kda
+  bool plain_conv = false;   // short_conv
   DType state_dtype = DType::f32;
   uint32_t seed = 1;
 };
@@ -42,13 +43,20 @@ struct LinearData {
   std::vector<float> conv_bias;       // [conv_dim]
   std::vector<float> skip;            // [value_heads]
   std::vector<float> head_log_decay;  // lightning: [value_heads]
+  std::vector<float> a;               // mamba1: [value_heads, key_dim]
 };
 
 LinearData make_data(const LinearCase& test);
 
-// Returns the tensors of one sequence that the case's kind takes, in host memory of `data`.
+// Returns the tensors of one sequence that the case's kind takes, in host memory of `data`. mamba1:
+// those of the scan.
 LinearTensors tensors_of(const LinearCase& test, const LinearData& data,
                          const LinearSequence& sequence);
+// Returns those of a convolution alone.
+LinearTensors convolution_of(const LinearCase& test, const LinearData& data,
+                             const LinearSequence& sequence);
+// True if a layer of the case makes two calls of forward(): the convolution first.
+bool makes_two_calls(const LinearCase& test);
 
 // Returns the outputs [length, value_heads, value_dim] of one sequence, by other formulas than the
 // kernels: the delta rule as products of matrices, other kinds as attention without softmax.

@@ -10,6 +10,7 @@ namespace fovea::test {
 namespace {
 
 // Returns the input of the recurrence: convolution and SiLU of the whole sequence, or the input.
+// mamba1: only the first channels are convolved.
 template <typename Real>
 std::vector<Real> convolved(const LinearCase& test, const LinearData& data,
                             const LinearSequence& sequence) {
@@ -19,13 +20,13 @@ std::vector<Real> convolved(const LinearCase& test, const LinearData& data,
   if (width == 0) return y;
   const auto length = static_cast<int64_t>(sequence.mixed.size()) / dim;
   for (int64_t t = 0; t < length; ++t) {
-    for (int64_t c = 0; c < dim; ++c) {
+    for (int64_t c = 0; c < conv_dim_of(test.spec); ++c) {
       Real sum = test.conv_bias ? data.conv_bias[c] : Real{0};
       for (int64_t back = 0; back < width && back <= t; ++back) {
         sum += static_cast<Real>(data.conv_weight[c * width + width - 1 - back]) *
                static_cast<Real>(sequence.mixed[(t - back) * dim + c]);
       }
-      y[t * dim + c] = sum / (1 + std::exp(-sum));
+      y[t * dim + c] = test.plain_conv ? sum : sum / (1 + std::exp(-sum));
     }
   }
   return y;
@@ -43,12 +44,15 @@ class Recurrence {
         length_(static_cast<int64_t>(input_.size()) / spec_.linear.conv_dim()) {}
 
   Expected run() {
+    if (spec_.kind == AttentionKind::short_conv) return {{input_.begin(), input_.end()}, {}};
     out_.resize(static_cast<size_t>(length_ * spec_.linear.value_heads * spec_.linear.value_dim));
     const bool rounds = std::is_same_v<Real, float> &&
                         (spec_.q_dtype == DType::bf16 || test_.state_dtype != DType::f32);
     for (int32_t head = 0; head < spec_.linear.value_heads; ++head) {
       if (has_delta_rule(spec_.kind)) {
         rounds ? rounded_delta_rule(head) : delta_rule(head);
+      } else if (spec_.kind == AttentionKind::mamba1 && !rounds) {
+        sum_of_columns(head);
       } else {
         rounds ? stored_sum(head) : weighted_sum(head);
       }
@@ -67,16 +71,22 @@ class Recurrence {
     const int64_t keys = int64_t{linear.key_heads} * linear.key_dim;
     const int64_t key = int64_t{head} / (linear.value_heads / linear.key_heads) * linear.key_dim;
     const int64_t value = int64_t{head} * linear.value_dim;
-    if (spec_.kind != AttentionKind::mamba2) return {keys + key, key, 2 * keys + value};
+    if (!is_mamba()) return {keys + key, key, 2 * keys + value};
     const int64_t inputs = int64_t{linear.value_heads} * linear.value_dim;
     return {inputs + key, inputs + keys + key, value};
   }
 
+  bool is_mamba() const {
+    return spec_.kind == AttentionKind::mamba1 || spec_.kind == AttentionKind::mamba2;
+  }
   int64_t gate(int64_t token, int32_t head) const {
     return token * spec_.linear.value_heads + head;
   }
   Real log_decay(int64_t token, int32_t head, int32_t column = 0) const {
     if (spec_.kind == AttentionKind::lightning) return data_.head_log_decay[head];
+    if (spec_.kind == AttentionKind::mamba1) {
+      return strength(token, head) * data_.a[head * spec_.linear.key_dim + column];
+    }
     if (spec_.kind != AttentionKind::kda) return sequence_.log_decay[gate(token, head)];
     return sequence_.log_decay[gate(token, head) * spec_.linear.key_dim + column];
   }
@@ -91,13 +101,10 @@ class Recurrence {
     return spec_.kind == AttentionKind::lightning ? Real{1} : sequence_.beta[gate(token, head)];
   }
   Real skip(int32_t head) const {
-    return spec_.kind == AttentionKind::mamba2 && test_.skip ? static_cast<Real>(data_.skip[head])
-                                                             : Real{0};
+    return is_mamba() && test_.skip ? static_cast<Real>(data_.skip[head]) : Real{0};
   }
   Real scale() const {
-    return spec_.kind == AttentionKind::mamba2
-               ? Real{1}
-               : 1 / std::sqrt(static_cast<Real>(spec_.linear.key_dim));
+    return is_mamba() ? Real{1} : 1 / std::sqrt(static_cast<Real>(spec_.linear.key_dim));
   }
 
   // `width` values of one token, from channel `begin` on.
@@ -199,12 +206,12 @@ class Recurrence {
     for (int64_t t = 0; t < length_; ++t) {
       const auto v = rounded_part(t, at.values, values);
       const auto k = rounded_part(t, at.in, keys), q = rounded_part(t, at.out, keys);
-      const Real decay = std::exp(log_decay(t, head));
+      const auto decays = decays_of(t, head);
       for (int32_t i = 0; i < values; ++i) {
         Real read = 0;
         for (int32_t j = 0; j < keys; ++j) {
           Real& s = state[static_cast<size_t>(i * keys + j)];
-          const Real next = decay * s + strength(t, head) * v[i] * k[j];
+          const Real next = decays[j] * s + strength(t, head) * v[i] * k[j];
           read += rounded(next) * q[j];
           s = stored(next);
         }
@@ -231,6 +238,27 @@ class Recurrence {
         total += log_decay(s, head);
       }
       for (int32_t d = 0; d < values; ++d) out(t, head, d) = static_cast<double>(sums[d]);
+    }
+  }
+
+  // The same with a decay for each column, for heads of one value: out_t = sum over s <= t and j of
+  // e^(a_s+1,j + ... + a_t,j) strength_s q_t,j k_s,j v_s, plus skip v_t.
+  void sum_of_columns(int32_t head) {
+    const int32_t keys = spec_.linear.key_dim;
+    const Places at = places_of(head);
+    for (int64_t t = 0; t < length_; ++t) {
+      const auto q = part(t, at.out, keys);
+      std::vector<Real> totals(static_cast<size_t>(keys), 0);
+      Real sum = skip(head) * part(t, at.values, 1)[0];
+      for (int64_t s = t; s >= 0; --s) {
+        const auto k = part(s, at.in, keys);
+        const Real v = part(s, at.values, 1)[0] * strength(s, head);
+        for (int32_t j = 0; j < keys; ++j) {
+          sum += std::exp(totals[j]) * q[j] * k[j] * v;
+          totals[j] += log_decay(s, head, j);
+        }
+      }
+      out(t, head, 0) = static_cast<double>(sum);
     }
   }
 

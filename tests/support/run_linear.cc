@@ -15,11 +15,15 @@ namespace fovea::test {
 struct LinearRun::Arrays : LinearSequence {
   std::vector<int32_t> q_indptr = {0}, kv_lens, state_slots, snapshot_slots, draft_counts;
   std::vector<float> out;
+  // With makes_two_calls(): the input of the convolution, whose results replace the first channels
+  // of `mixed`.
+  std::vector<float> values;
 
   bool same_inputs(const Arrays& other) const {
     return q_indptr == other.q_indptr && kv_lens == other.kv_lens &&
            state_slots == other.state_slots && snapshot_slots == other.snapshot_slots &&
-           draft_counts == other.draft_counts && mixed == other.mixed &&
+           draft_counts == other.draft_counts &&
+           (values.empty() ? mixed == other.mixed : values == other.values) &&
            log_decay == other.log_decay && beta == other.beta;
   }
 };
@@ -92,14 +96,14 @@ std::vector<float> LinearRun::run_with(const LinearExtras& extras, const std::ve
     const Arrays before = arrays;
     pool_->publish(stream_->get());
     backend_->plan(view(arrays, mode, &twin), stream_->get());
-    backend_->forward(tensors(arrays, &twin), stream_->get());
+    forward(arrays, &twin);
     gpu::synchronize(stream_->get());
     twin.download(blocks(arrays));
     EXPECT_TRUE(twin.guards_intact());
     EXPECT_TRUE(arrays.same_inputs(before));
   } else {
     backend_->plan(view(arrays, mode, nullptr));
-    backend_->forward(tensors(arrays, nullptr));
+    forward(arrays, nullptr);
   }
   EXPECT_TRUE(guards_intact());
   return rows_of(arrays);
@@ -115,7 +119,7 @@ std::vector<std::vector<float>> LinearRun::replay(const std::vector<std::vector<
   const DeviceMirror twin(blocks(captured));
   const gpu::Graph graph = gpu::Graph::capture(stream_->get(), [&](Stream stream) {
     backend_->plan(view(captured, mode, &twin), stream);
-    backend_->forward(tensors(captured, &twin), stream);
+    forward(captured, &twin);
   });
   std::vector<std::vector<float>> outputs;
   for (size_t batch = 0; batch < batches.size(); ++batch) {
@@ -210,6 +214,10 @@ void LinearRun::append(const Piece& piece, Arrays& to) const {
     rows.insert(rows.end(), from.begin() + piece.begin * row, from.begin() + piece.end * row);
   };
   add(sequence.mixed, test_.spec.linear.conv_dim(), to.mixed);
+  for (int32_t token = piece.begin; makes_two_calls(test_) && token < piece.end; ++token) {
+    const auto x = sequence.mixed.begin() + token * int64_t{test_.spec.linear.conv_dim()};
+    to.values.insert(to.values.end(), x, x + width());
+  }
   const bool by_column = test_.spec.kind == AttentionKind::kda;
   add(sequence.log_decay,
       int64_t{test_.spec.linear.value_heads} * (by_column ? test_.spec.linear.key_dim : 1),
@@ -242,15 +250,31 @@ BatchView LinearRun::view(const Arrays& arrays, ForwardMode mode, const DeviceMi
   return batch;
 }
 
-LayerTensors LinearRun::tensors(const Arrays& arrays, const DeviceMirror* twin) const {
+void LinearRun::forward(const Arrays& arrays, const DeviceMirror* twin) {
+  const Stream stream = stream_ ? stream_->get() : nullptr;
+  const auto mixed = const_cast<float*>(arrays.mixed.data());
+  if (makes_two_calls(test_)) {
+    LinearTensors convolution = convolution_of(test_, data_, arrays);
+    convolution.mixed = arrays.values.data();
+    HeadRows rows = dense_rows(mixed, DType::f32, test_.spec.linear.value_heads, 1);
+    rows.token_stride = test_.spec.linear.conv_dim();
+    backend_->forward(tensors(convolution, rows, twin), stream);
+  }
+  const HeadRows rows = dense_rows(const_cast<float*>(arrays.out.data()), DType::f32,
+                                   test_.spec.linear.value_heads, test_.spec.linear.value_dim);
+  backend_->forward(tensors(tensors_of(test_, data_, arrays), rows, twin), stream);
+}
+
+LayerTensors LinearRun::tensors(const LinearTensors& linear, const HeadRows& out,
+                                const DeviceMirror* twin) {
   const auto place = [&](const float* array) {
     return twin == nullptr || array == nullptr ? array : twin->translate(array);
   };
   LayerTensors layer;
   layer.layer = 1;
-  layer.out = dense_rows(const_cast<float*>(place(arrays.out.data())), DType::f32,
-                         test_.spec.linear.value_heads, test_.spec.linear.value_dim);
-  layer.linear = tensors_of(test_, data_, arrays);
+  layer.out = out;
+  layer.out.data = const_cast<float*>(place(static_cast<const float*>(out.data)));
+  layer.linear = linear;
   for (const float** array :
        {&layer.linear.mixed, &layer.linear.conv_weight, &layer.linear.conv_bias,
         &layer.linear.log_decay, &layer.linear.beta, &layer.linear.skip}) {
@@ -267,12 +291,13 @@ std::vector<float> LinearRun::rows_of(Arrays& arrays) const {
 
 HostBlocks LinearRun::blocks(Arrays& arrays) const {
   const auto bytes = [](auto& array) { return std::as_writable_bytes(std::span(array)); };
-  HostBlocks blocks = {
-      bytes(arrays.q_indptr),       bytes(arrays.kv_lens),      bytes(arrays.state_slots),
-      bytes(arrays.snapshot_slots), bytes(arrays.draft_counts), bytes(arrays.mixed),
-      bytes(arrays.log_decay),      bytes(arrays.beta),         bytes(arrays.out)};
+  HostBlocks blocks = {bytes(arrays.q_indptr),     bytes(arrays.kv_lens),
+                       bytes(arrays.state_slots),  bytes(arrays.snapshot_slots),
+                       bytes(arrays.draft_counts), bytes(arrays.mixed),
+                       bytes(arrays.log_decay),    bytes(arrays.beta),
+                       bytes(arrays.out),          bytes(arrays.values)};
   for (const auto* weights :
-       {&data_.conv_weight, &data_.conv_bias, &data_.skip, &data_.head_log_decay}) {
+       {&data_.conv_weight, &data_.conv_bias, &data_.skip, &data_.head_log_decay, &data_.a}) {
     blocks.push_back(bytes(const_cast<std::vector<float>&>(*weights)));
   }
   return blocks;

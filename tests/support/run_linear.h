@@ -70,7 +70,10 @@ class LinearRun {
   void append(const Piece& piece, Arrays& to) const;
   // The arrays as a backend sees them: on the CPU, or those of their copy on a GPU.
   BatchView view(const Arrays& arrays, ForwardMode mode, const DeviceMirror* twin) const;
-  LayerTensors tensors(const Arrays& arrays, const DeviceMirror* twin) const;
+  // Makes every call of the layer. On a GPU it only enqueues them.
+  void forward(const Arrays& arrays, const DeviceMirror* twin);
+  static LayerTensors tensors(const LinearTensors& linear, const HeadRows& out,
+                              const DeviceMirror* twin);
   // Returns the rows of the batch's tokens. No row behind them was written.
   std::vector<float> rows_of(Arrays& arrays) const;
   HostBlocks blocks(Arrays& arrays) const;

@@ -97,15 +97,16 @@ typedef struct fovea_mla_tensors {
 } fovea_mla_tensors;
 
 typedef struct fovea_linear_tensors {
-  const DLTensor* mixed;        // f32 [tokens, conv_dim]
-  const DLTensor* conv_weight;  // f32 [conv_dim, conv_width]
-  const DLTensor* conv_bias;    // f32 [conv_dim] or NULL
+  const DLTensor* mixed;        // f32 [tokens, conv_dim]; in convolutions of mamba1 and short_conv
+                                // [tokens, value_heads * value_dim]
+  const DLTensor* conv_weight;  // f32 [conv_dim, conv_width]; mamba1: [value_heads, conv_width]
+  const DLTensor* conv_bias;    // f32 [conv_dim] or NULL; mamba1: [value_heads] or NULL
   const DLTensor* log_decay;    // f32 [tokens, value_heads]; kda: [tokens, value_heads, key_dim];
-                                // lightning: [value_heads]
+                                // lightning: [value_heads]; mamba1: [value_heads, key_dim]
   const DLTensor* beta;         // f32 [tokens, value_heads]; lightning: NULL
-  const DLTensor* skip;         // mamba2: f32 [value_heads] or NULL
+  const DLTensor* skip;         // mamba1, mamba2: f32 [value_heads] or NULL
   int32_t l2_normalise_qk;      // gated_delta_net, kda
-  int32_t reserved;             // 0
+  int32_t plain_conv;           // short_conv: no SiLU after the convolution
 } fovea_linear_tensors;
 
 // The tensors of one layer, in memory of the backend's device. Rows have at least the batch's

@@ -17,7 +17,9 @@ enum {
   FOVEA_GATED_DELTA_NET = 2,
   FOVEA_MAMBA2 = 3,
   FOVEA_KDA = 4,
-  FOVEA_LIGHTNING = 5
+  FOVEA_LIGHTNING = 5,
+  FOVEA_MAMBA1 = 6,
+  FOVEA_SHORT_CONV = 7
 };
 
 // Keys that a query may see before windows, chunks and masks narrow them.
@@ -120,7 +122,7 @@ FOVEA_C_API fovea_status fovea_kv_cache_spec_init(fovea_kv_cache_spec* spec, siz
 FOVEA_C_API fovea_status fovea_kv_pool_bytes(const fovea_kv_cache_spec* spec, int64_t pages,
                                              int64_t full_slots, size_t* bytes);
 
-// Recurrent states of linear layers, f32.
+// Recurrent states of linear layers, f32. short_conv: heads, rows and columns are 0.
 typedef struct fovea_state_cache_spec {
   uint32_t struct_size;
   int32_t layers;

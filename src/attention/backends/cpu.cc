@@ -31,6 +31,8 @@ HostKernels simd_kernels(std::string_view name) {
                             ThreadPool& threads) { cpu::gated_delta_net(params, threads); },
       .mamba2 = [](const kernels::Mamba2Params& params,
                    ThreadPool& threads) { cpu::mamba2(params, threads); },
+      .mamba1 = [](const kernels::Mamba1Params& params,
+                   ThreadPool& threads) { cpu::mamba1(params, threads); },
       .kda = [](const kernels::KdaParams& params,
                 ThreadPool& threads) { cpu::kda(params, threads); },
       .lightning = [](const kernels::LightningParams& params,
@@ -39,8 +41,9 @@ HostKernels simd_kernels(std::string_view name) {
 }
 
 constexpr AttentionKind kSoftmax[] = {AttentionKind::mha, AttentionKind::mla};
-constexpr AttentionKind kLinear[] = {AttentionKind::gated_delta_net, AttentionKind::mamba2,
-                                     AttentionKind::kda, AttentionKind::lightning};
+constexpr AttentionKind kLinear[] = {
+    AttentionKind::gated_delta_net, AttentionKind::mamba2, AttentionKind::kda,
+    AttentionKind::lightning,       AttentionKind::mamba1, AttentionKind::short_conv};
 
 }  // namespace
 
@@ -76,8 +79,10 @@ BackendEntry linear_backend() {
   Capability can = host_capability();
   can.kinds = kLinear;
   return host_entry({.name = "linear",
-                     .role = "gated delta net, KDA, Mamba2 and lightning attention on CPUs",
-                     .aliases = {"gdn_attn", "mamba2", "mamba2_attn", "linear_attn"}},
+                     .role = "gated delta net, KDA, Mamba and lightning attention and short "
+                             "convolutions on CPUs",
+                     .aliases = {"gdn_attn", "mamba1_attn", "mamba2", "mamba2_attn", "linear_attn",
+                                 "short_conv_attn"}},
                     linear_kernels(), can);
 }
 

@@ -14,8 +14,9 @@ namespace fovea {
 namespace {
 
 constexpr char kName[] = "linear_cuda";
-constexpr AttentionKind kKinds[] = {AttentionKind::gated_delta_net, AttentionKind::mamba2,
-                                    AttentionKind::kda, AttentionKind::lightning};
+constexpr AttentionKind kKinds[] = {
+    AttentionKind::gated_delta_net, AttentionKind::mamba2, AttentionKind::kda,
+    AttentionKind::lightning,       AttentionKind::mamba1, AttentionKind::short_conv};
 constexpr DType kQDtypes[] = {DType::f32, DType::bf16};
 constexpr int32_t kVector = 4;  // values that a kernel reads at once
 
@@ -53,7 +54,9 @@ void check_dims(const LinearSpec& linear, std::vector<Reason>& reasons) {
 BackendEntry linear_cuda_backend() {
   BackendEntry entry;
   entry.name = kName;
-  entry.role = "gated delta net, KDA, Mamba2 and lightning attention on any NVIDIA GPU from Ampere";
+  entry.role =
+      "gated delta net, KDA, Mamba, lightning attention and short convolutions on any NVIDIA GPU "
+      "from Ampere";
   entry.graphs = GraphSupport::always;
   entry.reject = [](const BackendRequest& request) {
     std::vector<Reason> reasons = capability_reasons(capability(), request);

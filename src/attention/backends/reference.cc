@@ -30,6 +30,7 @@ const HostKernels kReferenceKernels = {
                       ThreadPool&) { reference::causal_conv(params); },
     .gated_delta_net = reference::gated_delta_net,
     .mamba2 = reference::mamba2,
+    .mamba1 = reference::mamba1,
     .kda = reference::kda,
     .lightning = reference::lightning,
 };

@@ -12,6 +12,7 @@
 #include "kernels/cuda/portable/causal_conv/launch.h"
 #include "kernels/cuda/portable/linear_plan/launch.h"
 #include "kernels/cuda/portable/recurrence/launch.h"
+#include "kernels/cuda/portable/selective_scan/launch.h"
 #include "kernels/cuda/sm90/recurrent_decode/launch.h"
 #include "kernels/cuda/store.h"
 
@@ -43,12 +44,26 @@ cuda::RecurrentDecodeSetup decode_setup(const AttentionSpec& spec, const DeviceI
           .multiprocessors = device.cores};
 }
 
+bool has_recurrence(const AttentionSpec& spec) { return spec.kind != AttentionKind::short_conv; }
+
+// Returns the kernels that compute any batch token by token. The spec has a recurrence.
+std::vector<gpu::KernelVariant> recurrent_variants(const AttentionSpec& spec, int sm) {
+  return spec.kind == AttentionKind::mamba1
+             ? cuda::selective_scan_variants(spec.linear.key_dim, sm)
+             : cuda::recurrence_variants(recurrence_of(spec), spec.linear.key_dim, sm);
+}
+
+// True if the recurrence reads what the convolution of the same call wrote.
+bool convolves_first(const AttentionSpec& spec) {
+  return spec.linear.conv_width > 0 && !convolves_alone(spec.kind);
+}
+
 struct Buffers {
   cuda::StateSpan* spans = nullptr;   // [max_requests]
   cuda::DraftSpan* drafts = nullptr;  // [max_requests]
   int32_t* token_requests = nullptr;  // [max_tokens]
   int32_t* snapshot_slots = nullptr;  // [max_tokens]
-  float* convolved = nullptr;         // [max_tokens, conv_dim], with a convolution
+  float* convolved = nullptr;         // [max_tokens, conv_dim], with convolves_first()
   void* chunked = nullptr;            // workspace of chunks, if there are any
 };
 
@@ -59,7 +74,7 @@ Buffers carve_buffers(WorkspaceCarver& workspace, const AttentionSpec& spec,
   buffers.drafts = workspace.take<cuda::DraftSpan>(limits.max_requests);
   buffers.token_requests = workspace.take<int32_t>(limits.max_tokens);
   buffers.snapshot_slots = workspace.take<int32_t>(limits.max_tokens);
-  if (spec.linear.conv_width > 0) {
+  if (convolves_first(spec)) {
     buffers.convolved = workspace.take<float>(int64_t{limits.max_tokens} * spec.linear.conv_dim());
   }
   if (computes_chunks(spec, device)) {
@@ -79,9 +94,11 @@ cuda::RecurrenceParams recurrence_params(const AttentionSpec& spec) {
   const LinearSpec& linear = spec.linear;
   const int32_t keys = linear.key_heads * linear.key_dim;
   const int32_t values = linear.value_heads * linear.value_dim;
+  const bool is_mamba = spec.kind == AttentionKind::mamba2 || spec.kind == AttentionKind::mamba1;
   cuda::RecurrenceParams params{};
+  if (!has_recurrence(spec)) return params;
   params.mixed_stride = linear.conv_dim();
-  if (spec.kind == AttentionKind::mamba2) {
+  if (is_mamba) {
     params.values_at = 0;
     params.in_at = values;
     params.out_at = values + keys;
@@ -94,7 +111,12 @@ cuda::RecurrenceParams recurrence_params(const AttentionSpec& spec) {
   params.key_group = linear.value_heads / linear.key_heads;
   params.rows = linear.value_dim;
   params.columns = linear.key_dim;
-  params.scale = spec.kind == AttentionKind::mamba2 ? 1 : softmax_scale(spec);
+  params.scale = is_mamba ? 1 : softmax_scale(spec);
+  if (spec.kind == AttentionKind::mamba1) {  // the channels of a group are the rows of a head
+    params.heads = linear.key_heads;
+    params.key_group = 1;
+    params.rows = linear.value_heads / linear.key_heads;
+  }
   return params;
 }
 
@@ -115,11 +137,11 @@ class CudaLinear final : public CudaBackendBase {
   void plan_batch(const BatchView& batch, gpu::Launcher launcher) override;
   void run_layer(const LayerTensors& tensors, gpu::Launcher launcher) override;
 
-  bool convolves() const { return spec().linear.conv_width > 0; }
   bool keeps_drafts() const { return states()->marks() != nullptr; }
   cuda::KeptInputs kept_inputs(const StateLayerView& state) const;
   cuda::TokensOfRequest tokens_of_request() const;
-  void convolve(const LinearTensors& linear, const StateLayerView& state, gpu::Launcher launcher);
+  void convolve(const LinearTensors& linear, const StateLayerView& state, float* out,
+                int64_t token_stride, gpu::Launcher launcher);
   cuda::ChunkPrefillBatch chunked_batch() const {
     return {.spans = buffers_.spans, .requests = batch().requests, .tokens = batch().tokens};
   }
@@ -141,9 +163,10 @@ CudaLinear::CudaLinear(std::string_view name, const BackendContext& context)
   gpu::KernelStore& store = cuda::kernel_store();
   const int sm = device_info().sm;
   planner_ = cuda::LinearPlanner(sm, store);
-  recurrence_ = cuda::RecurrentKernels(
-      cuda::recurrence_variants(recurrence_of(spec()), spec().linear.key_dim, sm), store);
-  if (convolves()) {
+  if (has_recurrence(spec())) {
+    recurrence_ = cuda::RecurrentKernels(recurrent_variants(spec(), sm), store);
+  }
+  if (spec().linear.conv_width > 0) {
     conv_ = cuda::CausalConv(cuda::causal_conv_variants(spec().linear.conv_width, sm), store);
   }
   if (computes_chunks(spec(), device_info())) {
@@ -210,8 +233,8 @@ cuda::TokensOfRequest CudaLinear::tokens_of_request() const {
   return is_few ? cuda::TokensOfRequest::few : cuda::TokensOfRequest::any;
 }
 
-void CudaLinear::convolve(const LinearTensors& linear, const StateLayerView& state,
-                          gpu::Launcher launcher) {
+void CudaLinear::convolve(const LinearTensors& linear, const StateLayerView& state, float* out,
+                          int64_t token_stride, gpu::Launcher launcher) {
   cuda::CausalConvKernelParams conv{};
   conv.plan = params_.plan;
   conv.x = linear.mixed;
@@ -220,28 +243,37 @@ void CudaLinear::convolve(const LinearTensors& linear, const StateLayerView& sta
   conv.state = state.conv;
   conv.state_slot_stride = state.conv_slot_stride;
   conv.kept = kept_inputs(state);
-  conv.y = buffers_.convolved;
-  conv.dim = spec().linear.conv_dim();
+  conv.y = out;
+  conv.y_token_stride = token_stride;
+  conv.plain = linear.plain_conv;
+  conv.dim = conv_dim_of(spec());
   conv.width = spec().linear.conv_width;
   conv_.run(conv, batch().requests, batch().tokens, one_token_, launcher);
 }
 
 void CudaLinear::run_layer(const LayerTensors& tensors, gpu::Launcher launcher) {
   const StateLayerView& state = layers_[static_cast<size_t>(tensors.layer)];
-  if (convolves()) convolve(tensors.linear, state, launcher);
-  params_.mixed = convolves() ? buffers_.convolved : tensors.linear.mixed;
+  auto* const out = static_cast<float*>(tensors.out.data);
+  if (convolves_alone(spec().kind) && tensors.linear.conv_weight != nullptr) {
+    return convolve(tensors.linear, state, out, tensors.out.token_stride, launcher);
+  }
+  const bool convolves = convolves_first(spec());
+  if (convolves) {
+    convolve(tensors.linear, state, buffers_.convolved, spec().linear.conv_dim(), launcher);
+  }
+  params_.mixed = convolves ? buffers_.convolved : tensors.linear.mixed;
   params_.log_decay = tensors.linear.log_decay;
   params_.strength = tensors.linear.beta;
   params_.skip = tensors.linear.skip;
   params_.state = state.state;
   params_.state_slot_stride = state.state_slot_stride;
-  params_.result = static_cast<float*>(tensors.out.data);
+  params_.result = out;
   params_.result_stride = tensors.out.token_stride;
   params_.l2_normalise = tensors.linear.l2_normalise_qk;
-  params_.state_is_ready = convolves();
+  params_.state_is_ready = convolves;
   params_.requests = batch().requests;
   params_.kept = kept_inputs(state);
-  params_.keeps_mixed = !convolves();
+  params_.keeps_mixed = !convolves;
   if (decode_ && one_token_ && !keeps_drafts()) {
     decode_->run(params_, launcher);
   } else {
@@ -265,11 +297,11 @@ size_t cuda_linear_workspace_bytes(const AttentionSpec& spec, const BatchLimits&
 std::vector<gpu::KernelVariant> cuda_linear_variants(const AttentionSpec& spec,
                                                      const DeviceInfo& device) {
   const int sm = device.sm;
-  std::vector<gpu::KernelVariant> needed =
-      cuda::recurrence_variants(recurrence_of(spec), spec.linear.key_dim, sm);
+  std::vector<gpu::KernelVariant> needed;
   const auto add = [&](const std::vector<gpu::KernelVariant>& more) {
     needed.insert(needed.end(), more.begin(), more.end());
   };
+  if (has_recurrence(spec)) add(recurrent_variants(spec, sm));
   // The request does not say of what type the pool's states are.
   for (const cuda::StateType states : {cuda::StateType::bf16, cuda::StateType::f16}) {
     const cuda::RecurrentDecodeSetup decode = decode_setup(spec, device, states);

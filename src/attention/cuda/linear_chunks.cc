@@ -21,7 +21,7 @@ RecurrenceKind recurrence_of(const AttentionSpec& spec) {
 
 bool computes_chunks(const AttentionSpec& spec, const DeviceInfo& device) {
   return spec.q_dtype == DType::bf16 && !spec.batch_invariant && spec.linear.conv_width > 0 &&
-         cuda::ChunkPrefill::serves(chunk_setup(spec, device));
+         !convolves_alone(spec.kind) && cuda::ChunkPrefill::serves(chunk_setup(spec, device));
 }
 
 cuda::ChunkPrefillSetup chunk_setup(const AttentionSpec& spec, const DeviceInfo& device) {

@@ -18,8 +18,9 @@ namespace fovea {
 namespace {
 
 constexpr AttentionKind kKinds[] = {
-    AttentionKind::mha,    AttentionKind::mla, AttentionKind::gated_delta_net,
-    AttentionKind::mamba2, AttentionKind::kda, AttentionKind::lightning};
+    AttentionKind::mha,    AttentionKind::mla,       AttentionKind::gated_delta_net,
+    AttentionKind::mamba2, AttentionKind::kda,       AttentionKind::lightning,
+    AttentionKind::mamba1, AttentionKind::short_conv};
 constexpr DType kQDtypes[] = {DType::f32, DType::f16, DType::bf16};
 constexpr DType kKvDtypes[] = {DType::f32, DType::f16, DType::bf16, DType::f8e4m3, DType::f8e5m2};
 constexpr KvLayout kKvLayouts[] = {KvLayout::mha, KvLayout::mla, KvLayout::mla_fp8_rows};

@@ -36,6 +36,7 @@ struct HostKernels {
   void (*causal_conv)(const kernels::CausalConvParams&, ThreadPool&);
   void (*gated_delta_net)(const kernels::GatedDeltaNetParams&, ThreadPool&);
   void (*mamba2)(const kernels::Mamba2Params&, ThreadPool&);
+  void (*mamba1)(const kernels::Mamba1Params&, ThreadPool&);
   void (*kda)(const kernels::KdaParams&, ThreadPool&);
   void (*lightning)(const kernels::LightningParams&, ThreadPool&);
 };

@@ -12,14 +12,14 @@ namespace {
 
 struct Buffers {
   DraftTokens* drafts = nullptr;  // [max_requests]
-  float* convolved = nullptr;     // [max_tokens, conv_dim], with a convolution
+  float* convolved = nullptr;     // [max_tokens, conv_dim], before a recurrence
 };
 
 Buffers carve_buffers(WorkspaceCarver& workspace, const HostShape& shape,
                       const BatchLimits& limits) {
   Buffers buffers;
   buffers.drafts = workspace.take<DraftTokens>(limits.max_requests);
-  if (shape.spec.linear.conv_width > 0) {
+  if (shape.spec.linear.conv_width > 0 && !convolves_alone(shape.spec.kind)) {
     buffers.convolved =
         workspace.take<float>(int64_t{limits.max_tokens} * shape.spec.linear.conv_dim());
   }
@@ -122,11 +122,16 @@ class HostLinear final : public HostBackend {
 
   void run_part(const LinearPart& part) {
     const float* mixed = part.linear.mixed;
-    if (spec().linear.conv_width > 0) {
-      convolve(part);
+    if (convolves_alone(spec().kind)) {
+      if (part.linear.conv_weight != nullptr)
+        return convolve(part, part.out, part.out_token_stride);
+    } else if (spec().linear.conv_width > 0) {
+      convolve(part, part.convolved, spec().linear.conv_dim());
       mixed = part.convolved;
     }
     switch (spec().kind) {
+      case AttentionKind::mamba1:
+        return run_mamba1(part, mixed);
       case AttentionKind::mamba2:
         return run_mamba2(part, mixed);
       case AttentionKind::kda:
@@ -138,7 +143,7 @@ class HostLinear final : public HostBackend {
     }
   }
 
-  void convolve(const LinearPart& part) {
+  void convolve(const LinearPart& part, float* out, int64_t token_stride) {
     kernels::CausalConvParams conv;
     conv.batch = part.batch;
     conv.x = part.linear.mixed;
@@ -146,8 +151,10 @@ class HostLinear final : public HostBackend {
     conv.bias = part.linear.conv_bias;
     conv.state = part.state.conv;
     conv.state_slot_stride = part.state.conv_slot_stride;
-    conv.y = part.convolved;
-    conv.dim = spec().linear.conv_dim();
+    conv.plain = part.linear.plain_conv;
+    conv.y = out;
+    conv.y_token_stride = token_stride;
+    conv.dim = conv_dim_of(spec());
     conv.width = spec().linear.conv_width;
     kernels().causal_conv(conv, threads());
   }
@@ -211,6 +218,24 @@ class HostLinear final : public HostBackend {
     params.state_dim = spec().linear.key_dim;
     params.in_chunks = part.in_chunks;
     kernels().mamba2(params, threads());
+  }
+
+  void run_mamba1(const LinearPart& part, const float* mixed) {
+    kernels::Mamba1Params params;
+    params.batch = part.batch;
+    params.xbc = mixed;
+    params.a = part.linear.log_decay;
+    params.dt = part.linear.beta;
+    params.skip = part.linear.skip;
+    params.state = part.state.state;
+    params.state_dtype = states()->spec().dtype;
+    params.state_slot_stride = part.state.state_slot_stride;
+    params.out = part.out;
+    params.out_token_stride = part.out_token_stride;
+    params.channels = spec().linear.value_heads;
+    params.groups = spec().linear.key_heads;
+    params.state_dim = spec().linear.key_dim;
+    kernels().mamba1(params, threads());
   }
 
   Buffers buffers_;

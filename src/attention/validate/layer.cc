@@ -179,21 +179,49 @@ void check_q_scale(const LayerTensors& layer, const AttentionSpec& spec, int64_t
               "q_scale");
 }
 
-}  // namespace
+// The second call of a layer of kind mamba1 has no convolution.
+void check_convolution(const LinearTensors& linear, const AttentionSpec& spec) {
+  const bool given = linear.conv_weight != nullptr;
+  const bool optional = spec.kind == AttentionKind::mamba1 && !given;
+  check_argument(optional || given == (spec.linear.conv_width > 0),
+                 "linear.conv_weight is {}, but the spec's linear.conv_width is {}",
+                 given ? "given" : "null", spec.linear.conv_width);
+  if (spec.kind != AttentionKind::short_conv) {
+    refuse_given(linear.plain_conv, "linear.plain_conv", spec);
+  }
+}
 
-void validate_linear_layer(const LayerTensors& layer, const AttentionSpec& spec,
-                           const BatchView& batch) {
-  const LinearTensors& linear = layer.linear;
-  check_argument(linear.mixed != nullptr, "linear.mixed is null");
+// Checks what the recurrence takes next to `mixed`; a convolution alone takes none of it.
+void check_gates(const LinearTensors& linear, const AttentionSpec& spec) {
+  const bool has_skip = spec.kind == AttentionKind::mamba1 || spec.kind == AttentionKind::mamba2;
+  if (!has_skip) refuse_given(linear.skip != nullptr, "linear.skip", spec);
+  if (!has_delta_rule(spec.kind)) {
+    refuse_given(linear.l2_normalise_qk, "linear.l2_normalise_qk", spec);
+  }
+  if (convolves_alone(spec.kind) && linear.conv_weight != nullptr) {
+    for (const auto& [name, array] : {std::pair{"linear.log_decay", linear.log_decay},
+                                      {"linear.beta", linear.beta},
+                                      {"linear.skip", linear.skip}}) {
+      check_argument(array == nullptr, "{} is given, but the call has linear.conv_weight", name);
+    }
+    return;
+  }
   check_argument(linear.log_decay != nullptr, "linear.log_decay is null");
   if (spec.kind == AttentionKind::lightning) {
     refuse_given(linear.beta != nullptr, "linear.beta", spec);
   } else {
     check_argument(linear.beta != nullptr, "linear.beta is null");
   }
-  check_argument((linear.conv_weight != nullptr) == (spec.linear.conv_width > 0),
-                 "linear.conv_weight is {}, but the spec's linear.conv_width is {}",
-                 linear.conv_weight != nullptr ? "given" : "null", spec.linear.conv_width);
+}
+
+}  // namespace
+
+void validate_linear_layer(const LayerTensors& layer, const AttentionSpec& spec,
+                           const BatchView& batch) {
+  const LinearTensors& linear = layer.linear;
+  check_argument(linear.mixed != nullptr, "linear.mixed is null");
+  check_convolution(linear, spec);
+  check_gates(linear, spec);
   check_argument(
       layer.out.data != nullptr && layer.out.dtype == DType::f32 &&
           layer.out.head_stride == spec.linear.value_dim,
@@ -215,10 +243,6 @@ void validate_linear_layer(const LayerTensors& layer, const AttentionSpec& spec,
   refuse_keys(layer, spec);
   refuse_mla(layer.mla, spec);
   refuse_given(bool{layer.lse}, "lse", spec);
-  if (spec.kind != AttentionKind::mamba2) refuse_given(linear.skip != nullptr, "linear.skip", spec);
-  if (!has_delta_rule(spec.kind)) {
-    refuse_given(linear.l2_normalise_qk, "linear.l2_normalise_qk", spec);
-  }
 }
 
 void validate_layer(const LayerTensors& layer, const AttentionSpec& spec, const BatchView& batch,

@@ -251,7 +251,8 @@ void validate_state_pool(const BackendContext& context) {
         states_of(view.state, spec.dtype,
                   checked_product("heads * rows * columns", {spec.heads, spec.rows, spec.columns}),
                   view, view.state_slot_stride);
-    check_states(state, "state", layer);
+    const bool has_states = state.row > 0;
+    if (has_states) check_states(state, "state", layer);
     if (spec.max_drafts > 0) {
       check_argument(view.drafts != nullptr, "layer {} of the state pool: drafts is null", layer);
     }
@@ -260,7 +261,7 @@ void validate_state_pool(const BackendContext& context) {
         states_of(view.conv, DType::f32, int64_t{spec.conv_dim} * (spec.conv_width - 1), view,
                   view.conv_slot_stride);
     check_states(conv, "conv", layer);
-    check_argument(!share_memory(conv, state),
+    check_argument(!has_states || !share_memory(conv, state),
                    "layer {} of the state pool: conv at {} overlaps state at {}", layer, conv.data,
                    state.data);
   }

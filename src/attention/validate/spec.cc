@@ -23,7 +23,7 @@ constexpr float kMaxScale = 1e6f;
 constexpr float kMinCap = 1e-6f, kMaxCap = 1e6f;
 
 void validate_enums(const AttentionSpec& spec) {
-  check_enum(spec.kind, AttentionKind::lightning, "kind", "AttentionKind");
+  check_enum(spec.kind, AttentionKind::short_conv, "kind", "AttentionKind");
   check_enum(spec.scope, AttentionScope::cross, "scope", "AttentionScope");
   check_enum(spec.mask, MaskKind::multi_item, "mask", "MaskKind");
   check_enum(spec.q_dtype, DType::u8, "q_dtype", "DType");
@@ -121,24 +121,40 @@ void check_no_scores(const AttentionSpec& spec) {
   }
 }
 
+// Checks the heads of q and k, which short_conv does not have.
+void validate_keys(const AttentionSpec& spec) {
+  const LinearSpec& linear = spec.linear;
+  if (spec.kind == AttentionKind::short_conv) {
+    check_unused(linear.key_heads, "linear.key_heads", spec);
+    check_unused(linear.key_dim, "linear.key_dim", spec);
+    check_argument(linear.conv_width >= 2,
+                   "linear.conv_width is {}, kind short_conv needs 2 or more", linear.conv_width);
+    return;
+  }
+  check_positive(linear.key_heads, "linear.key_heads");
+  check_positive(linear.key_dim, "linear.key_dim");
+  check_argument(linear.value_heads % linear.key_heads == 0,
+                 "linear.value_heads is {}, must be a multiple of linear.key_heads {}",
+                 linear.value_heads, linear.key_heads);
+  check_argument(spec.kind != AttentionKind::kda || linear.key_dim <= kernels::kMaxKdaKeys,
+                 "linear.key_dim is {}, kind kda has at most {}", linear.key_dim,
+                 kernels::kMaxKdaKeys);
+  check_argument(spec.kind != AttentionKind::mamba1 || linear.value_dim == 1,
+                 "linear.value_dim is {}, kind mamba1 has 1: its heads are channels",
+                 linear.value_dim);
+}
+
 void validate_linear(const AttentionSpec& spec) {
   const LinearSpec& linear = spec.linear;
   check_mla_unused(spec);
   check_unused(spec.q_heads, "q_heads", spec);
   check_unused(spec.kv_heads, "kv_heads", spec);
   check_head_dims_unused(spec);
-  check_positive(linear.key_heads, "linear.key_heads");
   check_positive(linear.value_heads, "linear.value_heads");
-  check_positive(linear.key_dim, "linear.key_dim");
   check_positive(linear.value_dim, "linear.value_dim");
+  validate_keys(spec);
   check_row_values(int64_t{std::max(linear.key_heads, linear.value_heads)} *
                    std::max(linear.key_dim, linear.value_dim));
-  check_argument(spec.kind != AttentionKind::kda || linear.key_dim <= kernels::kMaxKdaKeys,
-                 "linear.key_dim is {}, kind kda has at most {}", linear.key_dim,
-                 kernels::kMaxKdaKeys);
-  check_argument(linear.value_heads % linear.key_heads == 0,
-                 "linear.value_heads is {}, must be a multiple of linear.key_heads {}",
-                 linear.value_heads, linear.key_heads);
   check_argument(linear.conv_width >= 0, "linear.conv_width is {}, must not be negative",
                  linear.conv_width);
   check_argument(spec.scope == AttentionScope::decoder,
@@ -158,6 +174,8 @@ void validate_kind(const AttentionSpec& spec) {
     case AttentionKind::mamba2:
     case AttentionKind::kda:
     case AttentionKind::lightning:
+    case AttentionKind::mamba1:
+    case AttentionKind::short_conv:
       return validate_linear(spec);
   }
 }
@@ -285,11 +303,17 @@ void validate_cache(const AttentionSpec& spec, const KvCacheSpec& cache) {
 
 void validate_state(const AttentionSpec& spec, const StateCacheSpec& state) {
   const LinearSpec& linear = spec.linear;
-  check_argument(state.heads == linear.value_heads,
-                 "state heads is {}, the layers have value_heads {}", state.heads,
-                 linear.value_heads);
-  check_argument(state.rows == linear.value_dim, "state rows is {}, the layers have value_dim {}",
-                 state.rows, linear.value_dim);
+  if (spec.kind == AttentionKind::short_conv) {
+    check_argument(state.heads == 0 && state.rows == 0,
+                   "state heads is {} and rows {}, both are 0 for kind short_conv", state.heads,
+                   state.rows);
+  } else {
+    check_argument(state.heads == linear.value_heads,
+                   "state heads is {}, the layers have value_heads {}", state.heads,
+                   linear.value_heads);
+    check_argument(state.rows == linear.value_dim, "state rows is {}, the layers have value_dim {}",
+                   state.rows, linear.value_dim);
+  }
   check_argument(state.columns == linear.key_dim, "state columns is {}, the layers have key_dim {}",
                  state.columns, linear.key_dim);
   check_argument(
@@ -297,6 +321,9 @@ void validate_state(const AttentionSpec& spec, const StateCacheSpec& state) {
       "state dtype is {}, must be {}, {} or {}", dtype_name(state.dtype), dtype_name(DType::f32),
       dtype_name(DType::bf16), dtype_name(DType::f16));
   if (state.max_drafts != 0) {
+    check_argument(!convolves_alone(spec.kind),
+                   "state max_drafts is {}, kind {} keeps no drafts: use linear.snapshot_slots",
+                   state.max_drafts, name_of(spec.kind));
     check_argument(state.max_drafts > 0 && state.max_drafts <= kMaxSlotDrafts,
                    "state max_drafts is {}, must be in [0, {}]", state.max_drafts, kMaxSlotDrafts);
     check_argument(state.draft_inputs == draft_row(spec).size,
@@ -304,8 +331,8 @@ void validate_state(const AttentionSpec& spec, const StateCacheSpec& state) {
                    state.draft_inputs, draft_row(spec).size);
   }
   if (linear.conv_width == 0) return;
-  check_argument(state.conv_dim == linear.conv_dim(), "state conv_dim is {}, the layers have {}",
-                 state.conv_dim, linear.conv_dim());
+  check_argument(state.conv_dim == conv_dim_of(spec), "state conv_dim is {}, the layers have {}",
+                 state.conv_dim, conv_dim_of(spec));
   check_argument(state.conv_width == linear.conv_width,
                  "state conv_width is {}, the layers have {}", state.conv_width, linear.conv_width);
 }

@@ -19,6 +19,7 @@ void gemm(const GemmParams& params, ThreadPool& threads, Isa isa = best_isa());
 void causal_conv(const CausalConvParams& params, ThreadPool& threads, Isa isa = best_isa());
 void gated_delta_net(const GatedDeltaNetParams& params, ThreadPool& threads, Isa isa = best_isa());
 void mamba2(const Mamba2Params& params, ThreadPool& threads, Isa isa = best_isa());
+void mamba1(const Mamba1Params& params, ThreadPool& threads, Isa isa = best_isa());
 void kda(const KdaParams& params, ThreadPool& threads, Isa isa = best_isa());
 void lightning(const LightningParams& params, ThreadPool& threads, Isa isa = best_isa());
 

@@ -157,6 +157,15 @@ ChunkedLayer layer_of(const Mamba2Params& params) {
           .value_dim = params.head_dim};
 }
 
+// A group of B and C is a head whose rows are channels.
+ChunkedLayer layer_of(const Mamba1Params& params) {
+  return {.batch = params.batch,
+          .out = params.out,
+          .out_token_stride = params.out_token_stride,
+          .value_heads = params.groups,
+          .value_dim = params.channels / params.groups};
+}
+
 }  // namespace
 
 void causal_conv(const CausalConvParams& params, ThreadPool& threads, Isa isa) {
@@ -165,7 +174,7 @@ void causal_conv(const CausalConvParams& params, ThreadPool& threads, Isa isa) {
   for_request_parts(params.batch, threads, params.dim, 64,
                     [&](const StateSpan& span, int64_t begin, int64_t end) {
                       if (span.slot < 0) {
-                        clear_rows(params.y + begin, span, params.dim, end - begin);
+                        clear_rows(params.y + begin, span, params.y_token_stride, end - begin);
                       } else {
                         convolve(params, span, static_cast<int32_t>(begin),
                                  static_cast<int32_t>(end));
@@ -216,6 +225,16 @@ void mamba2(const Mamba2Params& params, ThreadPool& threads, Isa isa) {
     run(params, span, range);
   };
   run_heads(Forms{by_token, layer_of(params), params.in_chunks, isa}, threads);
+}
+
+void mamba1(const Mamba1Params& params, ThreadPool& threads, Isa isa) {
+  check_argument(params.groups >= 1 && params.channels % params.groups == 0,
+                 "groups is {}, must divide channels ({})", params.groups, params.channels);
+  const auto run = FOVEA_FOR_ISA(isa, mamba1_rows);
+  const auto by_token = [&](const StateSpan& span, const HeadRange& range) {
+    run(params, span, range);
+  };
+  run_heads(Forms{by_token, layer_of(params), false, isa}, threads);
 }
 
 }  // namespace fovea::kernels::cpu

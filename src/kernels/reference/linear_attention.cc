@@ -80,7 +80,8 @@ void convolve(const CausalConvParams& params, const Request& request, int32_t ch
       sum += static_cast<double>(params.weight[static_cast<int64_t>(channel) * width + i]) *
              static_cast<double>(taps[static_cast<size_t>(i)]);
     }
-    params.y[token * params.dim + channel] = static_cast<float>(silu(sum));
+    params.y[token * params.y_token_stride + channel] =
+        static_cast<float>(params.plain ? sum : silu(sum));
     std::copy_n(taps.begin() + 1, width - 1, state);
     take_snapshot(params.batch, request, token, window);
   }
@@ -203,6 +204,35 @@ void mamba2_head(const Mamba2Params& params, const Request& request, int32_t hea
   }
 }
 
+// One group of channels, the rows of its state.
+void mamba1_group(const Mamba1Params& params, const Request& request, int32_t group) {
+  const int64_t channels = params.channels / params.groups;
+  const int64_t state_dim = params.state_dim;
+  const int64_t row_size = params.channels + 2 * params.groups * state_dim;
+  const State state = head_state(params, request, group, channels * state_dim);
+
+  for (int64_t token = request.begin; token < request.end; ++token) {
+    const float* row = params.xbc + token * row_size;
+    const float* b = row + params.channels + group * state_dim;
+    const float* c = b + params.groups * state_dim;
+    for (int64_t i = 0; i < channels; ++i) {
+      const int64_t channel = group * channels + i;
+      const double x = row[channel];
+      const double dt = params.dt[token * params.channels + channel];
+      double y = params.skip ? params.skip[channel] * x : 0.0;
+      for (int64_t j = 0; j < state_dim; ++j) {
+        const int64_t at = i * state_dim + j;
+        const double decay = std::exp(dt * params.a[channel * state_dim + j]);
+        const auto h = static_cast<float>(decay * state.get(at) + dt * x * b[j]);
+        state.set(at, h);
+        y += static_cast<double>(h) * c[j];
+      }
+      params.out[token * params.out_token_stride + channel] = static_cast<float>(y);
+    }
+    take_snapshot(params.batch, request, token, state);
+  }
+}
+
 // Calls body(request, head) for all heads of all requests that have tokens and a slot; others give
 // zeros.
 template <typename Params, typename Body>
@@ -229,7 +259,7 @@ void causal_conv(const CausalConvParams& params) {
     const Request request = request_of(params.batch, index);
     if (request.begin == request.end) continue;
     if (request.slot < 0) {
-      clear_rows(params.y, request, params.dim, params.dim);
+      clear_rows(params.y, request, params.y_token_stride, params.dim);
       continue;
     }
     for (int32_t channel = 0; channel < params.dim; ++channel) convolve(params, request, channel);
@@ -244,6 +274,11 @@ void gated_delta_net(const GatedDeltaNetParams& params, ThreadPool& threads) {
 void mamba2(const Mamba2Params& params, ThreadPool& threads) {
   for_heads(params, params.heads, params.head_dim, threads,
             [&](const Request& request, int32_t head) { mamba2_head(params, request, head); });
+}
+
+void mamba1(const Mamba1Params& params, ThreadPool& threads) {
+  for_heads(params, params.groups, params.channels / params.groups, threads,
+            [&](const Request& request, int32_t group) { mamba1_group(params, request, group); });
 }
 
 void kda(const KdaParams& params, ThreadPool& threads) {

@@ -18,6 +18,7 @@ void gemm(const GemmParams& params, ThreadPool& threads);
 void causal_conv(const CausalConvParams& params);
 void gated_delta_net(const GatedDeltaNetParams& params, ThreadPool& threads);
 void mamba2(const Mamba2Params& params, ThreadPool& threads);
+void mamba1(const Mamba1Params& params, ThreadPool& threads);
 void kda(const KdaParams& params, ThreadPool& threads);
 void lightning(const LightningParams& params, ThreadPool& threads);
 

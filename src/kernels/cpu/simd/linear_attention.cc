@@ -5,6 +5,7 @@
 // are rounded after every token.
 #include "kernels/cpu/simd/linear_attention.h"
 
+#include <hwy/contrib/math/math-inl.h>
 #include <string.h>
 
 #include "kernels/cpu/simd/linear_heads.h"
@@ -169,6 +170,58 @@ void mamba_step(const MambaToken& token, float skip, T* state, int32_t state_dim
   }
 }
 
+// A token of the selective scan, for the channels of its group.
+struct ScanToken {
+  const float* x;   // [channels of the group]
+  const float* dt;  // [channels of the group]
+  const float* b;
+  const float* c;
+  float* out;
+};
+
+ScanToken scan_token(const Mamba1Params& params, int32_t group, int64_t token) {
+  const int64_t states = static_cast<int64_t>(params.groups) * params.state_dim;
+  const int64_t first = static_cast<int64_t>(group) * (params.channels / params.groups);
+  const float* row = params.xbc + token * (params.channels + 2 * states);
+  ScanToken result;
+  result.x = row + first;
+  result.dt = params.dt + token * params.channels + first;
+  result.b = row + params.channels + static_cast<int64_t>(group) * params.state_dim;
+  result.c = result.b + states;
+  result.out = params.out + token * params.out_token_stride + first;
+  return result;
+}
+
+// `a` and `skip` are those of the first row; skip may be null.
+template <int32_t rows, typename T>
+HWY_INLINE void scan_step(const ScanToken& token, const float* a, const float* skip, T* state,
+                          int32_t dim, int32_t row) {
+  alignas(64) float sums_of_rows[kGroup] = {};
+  Sums sums;
+  clear(sums);
+  for_vectors(dim, [&](auto load_part, auto store_part, int32_t i) HWY_ATTR {
+    const F32 b = load_part(token.b + i);
+    const F32 c = load_part(token.c + i);
+#pragma GCC unroll 8
+    for (int32_t r = 0; r < rows; ++r) {
+      T* at = state + r * dim + i;
+      const float dt = token.dt[row + r];
+      const F32 power = hn::Mul(hn::Set(kF32, dt), load_part(a + r * dim + i));
+      // Exp() makes zeros of NaNs.
+      const F32 decay = hn::IfThenElse(hn::IsNaN(power), power, hn::Exp(kF32, power));
+      const F32 kept = hn::Mul(decay, load_part(at));
+      const F32 value = hn::MulAdd(hn::Set(kF32, dt * token.x[row + r]), b, kept);
+      store_part(value, at);
+      sums.of[r] = hn::MulAdd(value, c, sums.of[r]);
+    }
+  });
+  store_sums(sums, sums_of_rows);
+  for (int32_t r = 0; r < rows; ++r) {
+    const float skipped = skip ? skip[r] * token.x[row + r] : 0.0f;
+    token.out[row + r] = sums_of_rows[r] + skipped;
+  }
+}
+
 struct LightningToken {
   const float *q, *k, *v;
   float* out;
@@ -246,6 +299,24 @@ void mamba2_rows(const Mamba2Params& params, const StateSpan& span, const HeadRa
         [&](int64_t token, int32_t) HWY_ATTR { return mamba_token(params, range.head, token); },
         [&]<int32_t rows>(const MambaToken& token, T* rows_state, int32_t row)
             HWY_ATTR { mamba_step<rows>(token, skip, rows_state, params.state_dim, row); });
+  });
+}
+
+void mamba1_rows(const Mamba1Params& params, const StateSpan& span, const HeadRange& range) {
+  const int32_t channels = params.channels / params.groups, dim = params.state_dim;
+  const int64_t first_channel = static_cast<int64_t>(range.head) * channels;
+  const float* a = params.a + first_channel * dim;
+  const float* skip = params.skip ? params.skip + first_channel : nullptr;
+  with_states(params.state, params.state_dtype, [&]<typename T>(T* pool) HWY_ATTR {
+    const HeadState<T> state = {pool + span.slot * params.state_slot_stride + first_channel * dim,
+                                dim, params.state_slot_stride};
+    run<ScanToken>(
+        params.batch, span, range, state,
+        [&](int64_t token, int32_t) HWY_ATTR { return scan_token(params, range.head, token); },
+        [&]<int32_t rows>(const ScanToken& token, T* rows_state, int32_t row) HWY_ATTR {
+          scan_step<rows>(token, a + static_cast<int64_t>(row) * dim, skip ? skip + row : nullptr,
+                          rows_state, dim, row);
+        });
   });
 }
 

@@ -55,6 +55,8 @@ struct ChunkedLayer {
   void gated_delta_net_rows(const GatedDeltaNetParams& params, const StateSpan& span,              \
                             const HeadRange& range);                                               \
   void mamba2_rows(const Mamba2Params& params, const StateSpan& span, const HeadRange& range);     \
+  /* The channels of a range are those of a group of B and C. */                                   \
+  void mamba1_rows(const Mamba1Params& params, const StateSpan& span, const HeadRange& range);     \
   void kda_rows(const KdaParams& params, const StateSpan& span, const HeadRange& range);           \
   void lightning_rows(const LightningParams& params, const StateSpan& span,                        \
                       const HeadRange& range);                                                     \

@@ -69,11 +69,12 @@ void convolve_tile(const Channels& channels, int64_t begin, int32_t tokens) {
     }
   }
   for (int32_t t = 0; t < tokens; ++t) {
-    float* y = params.y + (begin + t) * params.dim + channels.first;
+    float* y = params.y + (begin + t) * params.y_token_stride + channels.first;
+    const F32 result = params.plain ? sums[t] : silu(sums[t]);
     if (count == kLanes) {
-      store(silu(sums[t]), y);
+      store(result, y);
     } else {
-      store_first(silu(sums[t]), y, count);
+      store_first(result, y, count);
     }
   }
 }

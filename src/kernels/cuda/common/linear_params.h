@@ -84,6 +84,8 @@ struct CausalConvKernelParams {
   // Raw inputs of drafts. Those of replayed ones become outputs when the window has them.
   KeptInputs kept;
   float* y;  // [tokens, dim]; tokens in_chunks fill the first half of their row with bf16
+  int64_t y_token_stride;
+  int32_t plain;  // no SiLU
   int32_t dim, width;
   int32_t tile;
   int32_t keeps_windows;  // no request has more than one token, so windows are stored at once
@@ -98,6 +100,8 @@ enum class StateType : int32_t { f32, bf16, f16 };
 //   kda:       the same with a decay of each column
 //   mamba2:    S = decay S + strength value in^T,                result = S out + skip * value
 //   lightning: S = decay S + value in^T,                         result = scale * S out
+// portable/selective_scan takes the same parameters for mamba1, whose rows have a strength and a
+// skip each, and whose decays are e^(strength A) with a constant A [heads, rows, columns].
 struct RecurrenceParams {
   LinearPlan plan;
   const float* mixed;  // [tokens, mixed_stride]: in, out and value of all heads
@@ -108,9 +112,10 @@ struct RecurrenceParams {
   int32_t key_group;  // heads that share `in` and `out`
   int32_t tiles;      // blocks that share the rows of a head
   int32_t rows, columns;
-  const float* log_decay;  // [tokens, heads]; kda: [tokens, heads, columns]; lightning: [heads]
-  const float* strength;   // [tokens, heads]; lightning: null
-  const float* skip;       // mamba2: [heads] or null
+  // [tokens, heads]; kda: [tokens, heads, columns]; lightning: [heads]; mamba1: A
+  const float* log_decay;
+  const float* strength;  // [tokens, heads]; mamba1: [tokens, heads, rows]; lightning: null
+  const float* skip;      // mamba2: [heads] or null; mamba1: [heads, rows] or null
   KeptInputs kept;
   int32_t keeps_mixed;  // no convolution has kept the rows of `mixed` of drafts
   void* state;          // [slots, heads, rows, columns] of state_type

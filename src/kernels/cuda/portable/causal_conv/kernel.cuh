@@ -52,7 +52,7 @@ struct CausalConvConfig {
     }
 
     __device__ void store(const StateSpan& span, int32_t token, float output) const {
-      float* const row = params.y + static_cast<int64_t>(token) * params.dim;
+      float* const row = params.y + token * params.y_token_stride;
       if (span.in_chunks) {
         reinterpret_cast<uint16_t*>(row)[channel] = static_cast<uint16_t>(pack<bf16>(output, 0));
       } else {
@@ -106,11 +106,11 @@ struct CausalConvConfig {
       bias = params.bias ? params.bias[channel.channel] : 0.0f;
     }
 
-    __device__ float output(const Window& window) const {
+    __device__ float output(const Window& window, bool plain) const {
       float sum = bias;
 #pragma unroll
       for (int i = 0; i < kTaps; ++i) sum = __fmaf_rn(taps[i], window.inputs[i], sum);
-      return sum / (1.0f + expf(-sum));
+      return plain ? sum : sum / (1.0f + expf(-sum));
     }
   };
 
@@ -131,13 +131,13 @@ struct CausalConvConfig {
         drafts = channel.drafts_of(request);
         if (span.slot >= 0) window.fill(channel, span, drafts, token);
       }
-      const int64_t at = static_cast<int64_t>(token) * params.dim + channel.channel;
       if (span.slot < 0) {
-        params.y[at] = 0;
+        params.y[token * params.y_token_stride + channel.channel] = 0;
         continue;
       }
+      const int64_t at = static_cast<int64_t>(token) * params.dim + channel.channel;
       window.add(params.x[at]);
-      channel.store(span, token, weights.output(window));
+      channel.store(span, token, weights.output(window, params.plain != 0));
       const int32_t snapshot = params.plan.snapshot_slots ? params.plan.snapshot_slots[token] : -1;
       if (snapshot >= 0) window.store(channel, snapshot);
       const int32_t draft = token - (span.end - drafts.drafts);
@@ -164,7 +164,7 @@ struct CausalConvConfig {
       for (int32_t i = 0; i < drafts.replayed; ++i) {
         float* const at = channel.kept(span, drafts, i);
         sliding.add(*at);
-        *at = weights.output(sliding);
+        *at = weights.output(sliding, channel.params.plain != 0);
       }
     }
     window.store(channel, span.slot);

@@ -10,7 +10,7 @@
 
 namespace fovea::kernels::cuda {
 
-enum class RecurrenceKind { delta, mamba2, kda, lightning };
+enum class RecurrenceKind { delta, mamba2, kda, lightning };  // mamba1: portable/selective_scan
 // Returns the name of a kind in variants.txt.
 const char* recurrence_name(RecurrenceKind kind);
 inline constexpr int32_t kMaxStateColumns = 256;
