@@ -34,6 +34,10 @@ COMMON = dict(vocab_size=512, hidden_size=64, intermediate_size=96, num_hidden_l
               num_key_value_heads=2, max_position_embeddings=512, rms_norm_eps=1e-5, tie_word_embeddings=False,
               bos_token_id=1, eos_token_id=2, pad_token_id=0)
 
+ABSENT = object()  # for fields of COMMON that an architecture does not have
+NO_ATTENTION = dict.fromkeys(["intermediate_size", "num_attention_heads", "num_key_value_heads",
+                              "max_position_embeddings", "rms_norm_eps"], ABSENT)
+
 # Config fields of each architecture. Fields that only it has get values that change the logits.
 MODELS = {
     # Windows on all layers, heads wider than hidden / heads.
@@ -90,6 +94,12 @@ MODELS = {
                                   rope_theta=1e4, mamba_n_heads=8, mamba_d_head="auto", mamba_n_groups=1,
                                   mamba_d_state=16, mamba_conv_bias=False, mamba_chunk_size=32,
                                   tie_word_embeddings=True),
+    # Selective scans alone, with all biases and steps of a rank of their own.
+    "mamba": dict(NO_ATTENTION, num_hidden_layers=4, expand=3, state_size=8, conv_kernel=3, time_step_rank=16,
+                  use_bias=True, use_conv_bias=True, layer_norm_epsilon=1e-4),
+    # The same without biases, with tied embeddings and the default widths.
+    "mamba_plain": dict(NO_ATTENTION, hidden_size=128, num_hidden_layers=2, use_conv_bias=False,
+                        layer_norm_epsilon=1e-5, tie_word_embeddings=True),
     # Expert groups ranked by their best expert, YaRN, queries without a latent.
     "deepseek_v2": dict(num_attention_heads=2, num_key_value_heads=2, kv_lora_rank=512, q_lora_rank=None,
                         qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, n_routed_experts=8,
@@ -100,7 +110,7 @@ MODELS = {
                                       "mscale": 1.0, "mscale_all_dim": 0.5, "beta_fast": 32, "beta_slow": 1}),
     # KDA layers and MLA without positions, in the spelling of the published checkpoint.
     "kimi_linear": dict(num_hidden_layers=4, num_attention_heads=2, num_key_value_heads=2,
-                        max_position_embeddings=None, model_max_length=512, kv_lora_rank=512, q_lora_rank=None,
+                        max_position_embeddings=ABSENT, model_max_length=512, kv_lora_rank=512, q_lora_rank=None,
                         qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, mla_use_nope=True, num_experts=8,
                         num_experts_per_token=3, num_shared_experts=1, moe_intermediate_size=32,
                         first_k_dense_replace=1, moe_layer_freq=1, moe_renormalize=True,
@@ -114,19 +124,17 @@ ARCHITECTURES = {"mistral": "MistralForCausalLM", "mixtral": "MixtralForCausalLM
                  "olmo2": "Olmo2ForCausalLM", "glm4": "Glm4ForCausalLM", "glm": "GlmForCausalLM",
                  "smollm3": "SmolLM3ForCausalLM", "granite": "GraniteForCausalLM",
                  "granitemoehybrid": "GraniteMoeHybridForCausalLM", "deepseek_v2": "DeepseekV2ForCausalLM",
-                 "kimi_linear": "KimiLinearForCausalLM"}
+                 "kimi_linear": "KimiLinearForCausalLM", "mamba": "MambaForCausalLM"}
 
 
 def model_type(name):
-    return name.removesuffix("_short").removesuffix("_rope")
+    return name.removesuffix("_short").removesuffix("_rope").removesuffix("_plain")
 
 
 def config_of(name):
     """Returns config.json in the spelling that checkpoints used when the architecture appeared."""
     kind = model_type(name)
-    fields = {**COMMON, **MODELS[name]}
-    if fields["max_position_embeddings"] is None:
-        del fields["max_position_embeddings"]
+    fields = {key: value for key, value in {**COMMON, **MODELS[name]}.items() if value is not ABSENT}
     return {"architectures": [ARCHITECTURES[kind]], "model_type": kind, "dtype": "bfloat16", **fields}
 
 

@@ -208,7 +208,19 @@ struct KdaGatesParams {
 };
 void kda_gates(const KdaGatesParams& params, ThreadPool& threads);
 
-// Both work on `count` dense elements.
+// out[r, i] = x[r, i] * silu(gate[r, i]); x[r, i] without a gate.
+struct SiluGateParams {
+  const float* x = nullptr;
+  const float* gate = nullptr;  // or null
+  float* out = nullptr;
+  int64_t x_row_stride = 0, gate_row_stride = 0, out_row_stride = 0;
+  int64_t rows = 0;
+  int32_t dim = 0;
+};
+void silu_gate(const SiluGateParams& params, ThreadPool& threads);
+
+// These work on `count` dense elements.
+void softplus(float* x, int64_t count, ThreadPool& threads);  // ln(1 + e^x)
 void add(float* x, const float* y, float factor, int64_t count,
          ThreadPool& threads);                                           // x += factor * y
 void soft_cap(float* x, float cap, int64_t count, ThreadPool& threads);  // cap * tanh(x / cap)

@@ -21,6 +21,7 @@ std::unique_ptr<Model> load_llama4_text(const JsonObject&, Checkpoint,
                                         std::shared_ptr<ModelDevice>);
 std::unique_ptr<Model> load_granite_hybrid(const JsonObject&, Checkpoint,
                                            std::shared_ptr<ModelDevice>);
+std::unique_ptr<Model> load_mamba(const JsonObject&, Checkpoint, std::shared_ptr<ModelDevice>);
 std::unique_ptr<Model> load_qwen3_next(const JsonObject&, Checkpoint, std::shared_ptr<ModelDevice>);
 
 }  // namespace fovea

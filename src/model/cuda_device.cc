@@ -123,6 +123,12 @@ class CudaDevice final : public ModelDevice {
   void kda_gates(const kernels::KdaGatesParams& params) override {
     kernels_.ops.kda_gates(to_kernel(params), stream());
   }
+  void silu_gate(Rows x, Rows gate, Rows out, int64_t rows, int64_t width) override {
+    kernels_.ops.silu_gate({x.floats(), gate.floats(), out.data, x.stride, gate.stride, out.stride,
+                            static_cast<int32_t>(rows), static_cast<int32_t>(width)},
+                           stream());
+  }
+  void softplus(float* x, int64_t count) override { kernels_.ops.softplus({x, count}, stream()); }
   void gated_norm(const GatedNorm& norm, HeadRows x, HeadRows gate, HeadRows out, int64_t rows,
                   int32_t heads) override;
   void moe_routing(const kernels::MoeRoutingParams& params) override {

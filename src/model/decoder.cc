@@ -11,14 +11,6 @@
 namespace fovea {
 namespace {
 
-StateCacheSpec state_of(const LinearSpec& linear) {
-  return {.conv_dim = linear.conv_dim(),
-          .conv_width = linear.conv_width,
-          .heads = linear.value_heads,
-          .rows = linear.value_dim,
-          .columns = linear.key_dim};
-}
-
 // Number of rows of a feed-forward block that are computed at once. This bounds the scratch between
 // its matrices, which is several times as wide as the residual stream. With this many rows, reading
 // the weights takes only a small part of the time.
@@ -110,6 +102,7 @@ size_t DecoderModel::scratch_bytes(int64_t rows) const {
   for (const DecoderLayer& layer : parts_.layers) {
     for (const auto& [block, at_a_time] :
          {std::pair(layer.mixer.get(), rows), {layer.feed.get(), std::min(rows, kFeedRows)}}) {
+      if (block == nullptr) continue;
       Arena counter = arena();
       block->take_scratch(counter, at_a_time);
       max_bytes = std::max(max_bytes, counter.used());
@@ -290,24 +283,27 @@ void DecoderModel::run_layers(Pass& pass, std::span<const int32_t> logit_rows) {
   for (size_t i = 0; i < parts_.layers.size(); ++i) {
     const DecoderLayer& layer = parts_.layers[i];
     const DecoderLayer* const next = i + 1 < parts_.layers.size() ? &layer + 1 : nullptr;
-    const bool begins_feed = next != nullptr && joins(*layer.mixer, layer.mixer_out_norm,
-                                                      *layer.feed, layer.feed_norm, pass.rows);
+    // Behind the last mixer no step mixes rows, so only rows with logits continue.
+    const bool drops_rows = next == nullptr && !tap_.takes_last();
+    const bool begins_feed =
+        next != nullptr && layer.feed != nullptr &&
+        joins(*layer.mixer, layer.mixer_out_norm, *layer.feed, layer.feed_norm, pass.rows);
     if (!begun) step(pass, pending, &layer.mixer_norm);
     tap_.note(*parts_.device, i, stream_.x, pass.rows);
     pass.joined = joined_steps(pass, begun ? &layer.mixer_norm : nullptr,
                                begins_feed ? &layer.feed_norm : nullptr);
     run_mixer(pass, *layer.mixer);
-    if (next == nullptr && !tap_.takes_last()) {
-      // No later step mixes rows, so only rows with logits continue.
+    if (drops_rows) {
       step(pass, &layer.mixer_out_norm, nullptr);
       keep_rows(logit_rows);
       pass.rows = logit_rows_;
       pass.positions = nullptr;
       if (pass.rows == 0) return;
-      step(pass, nullptr, &layer.feed_norm);
-    } else if (!begins_feed) {
-      step(pass, &layer.mixer_out_norm, &layer.feed_norm);
     }
+    pending = drops_rows ? nullptr : &layer.mixer_out_norm;
+    begun = false;
+    if (layer.feed == nullptr) continue;
+    if (!begins_feed) step(pass, pending, &layer.feed_norm);
     begun = next != nullptr &&
             joins(*layer.feed, layer.feed_out_norm, *next->mixer, next->mixer_norm, pass.rows);
     pass.joined = joined_steps(pass, begins_feed ? &layer.feed_norm : nullptr,
@@ -379,19 +375,6 @@ std::unique_ptr<Model> make_decoder(DecoderParts parts) {
     }
   }
   return std::make_unique<DecoderModel>(std::move(parts));
-}
-
-LayerSlot join_group(ModelInfo& info, int32_t layer, const AttentionSpec& spec) {
-  auto group = std::find_if(info.groups.begin(), info.groups.end(),
-                            [&](const LayerGroup& g) { return g.spec == spec; });
-  if (group == info.groups.end()) {
-    group = info.groups.insert(group, LayerGroup{spec, {}, {}});
-    if (is_linear(spec.kind)) group->state = state_of(spec.linear);
-  }
-  group->layers.push_back(layer);
-  if (is_linear(spec.kind)) group->state.layers = static_cast<int32_t>(group->layers.size());
-  return {static_cast<int32_t>(group - info.groups.begin()),
-          static_cast<int32_t>(group->layers.size()) - 1};
 }
 
 }  // namespace fovea

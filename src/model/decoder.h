@@ -12,14 +12,15 @@
 
 namespace fovea {
 
-// Computes x += norm(block(norm(x))), first for the mixer and then for the feed-forward block.
+// Computes x += norm(block(norm(x))), first for the mixer and then for the feed-forward block, if
+// the layer has one.
 struct DecoderLayer {
   Norm mixer_norm;  // optional
   std::unique_ptr<Block> mixer;
-  Norm mixer_out_norm;  // optional
-  Norm feed_norm;       // optional
-  std::unique_ptr<Block> feed;
-  Norm feed_out_norm;  // optional
+  Norm mixer_out_norm;          // optional
+  Norm feed_norm;               // optional
+  std::unique_ptr<Block> feed;  // or null
+  Norm feed_out_norm;           // optional
 };
 
 // Frequencies and their table, which is made when the context is known.

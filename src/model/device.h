@@ -284,6 +284,10 @@ class ModelDevice {
   virtual void delta_inputs(const kernels::DeltaInputsParams& params) = 0;
   virtual void mamba2_inputs(const kernels::Mamba2InputsParams& params) = 0;
   virtual void kda_gates(const kernels::KdaGatesParams& params) = 0;
+  // Computes out[r, i] = x[r, i] * silu(gate[r, i]) from f32, or x[r, i] if `gate` has no data. out
+  // are activations.
+  virtual void silu_gate(Rows x, Rows gate, Rows out, int64_t rows, int64_t width) = 0;
+  virtual void softplus(float* x, int64_t count) = 0;  // x becomes ln(1 + e^x)
   // Norms x [rows, heads, dim] with the gate, from f32. `out` may be x if it is f32, too.
   virtual void gated_norm(const GatedNorm& norm, HeadRows x, HeadRows gate, HeadRows out,
                           int64_t rows, int32_t heads) = 0;

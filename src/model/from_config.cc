@@ -42,24 +42,24 @@ std::vector<int32_t> read_eos_tokens(const JsonObject& config, const std::string
 // Reads the embedding and the head, which are one matrix if `tied`. As in the reference, a
 // checkpoint with two different ones keeps both, and one with only the head also uses it as the
 // embedding.
-void read_vocabulary_matrices(DecoderParts& parts, bool tied) {
-  constexpr std::string_view kEmbedding = "model.embed_tokens", kHead = "lm_head";
+void read_vocabulary_matrices(DecoderParts& parts, std::string_view own_embedding, bool tied) {
+  constexpr std::string_view kHead = "lm_head";
   const int64_t rows = parts.info.vocabulary, columns = parts.info.hidden;
   const Weights weights = parts.weights();
   const auto stored = [&](std::string_view name) {
     return parts.checkpoint->find(fmt::format("{}.weight", name));
   };
-  std::string_view embedding = kEmbedding, head = kHead;
+  std::string_view embedding = own_embedding, head = kHead;
   if (tied) {
-    const StoredTensor* const of_embedding = stored(kEmbedding);
+    const StoredTensor* const of_embedding = stored(own_embedding);
     const StoredTensor* const of_head = stored(kHead);
     if (of_head == nullptr) {
-      head = kEmbedding;
+      head = own_embedding;
     } else if (of_embedding == nullptr) {
       embedding = kHead;
     } else if (of_head->dtype == of_embedding->dtype && of_head->shape == of_embedding->shape &&
                std::memcmp(of_head->data, of_embedding->data, of_head->bytes) == 0) {
-      head = kEmbedding;
+      head = own_embedding;
     }
   }
   const Linear matrix = weights.linear(embedding, rows, columns);
@@ -111,9 +111,9 @@ int32_t read_head_dim(const JsonObject& config, std::string_view field) {
   return static_cast<int32_t>(config.integer(field, 1, kMaxHeadDim));
 }
 
-float read_epsilon(const JsonObject& config) {
+float read_epsilon(const JsonObject& config, std::string_view field) {
   constexpr double kLow = 1e-30, kHigh = 1;
-  return static_cast<float>(config.number("rms_norm_eps", kLow, kHigh));
+  return static_cast<float>(config.number(field, kLow, kHigh));
 }
 
 Norm read_norm(const JsonObject& config, const Weights& weights, std::string_view name, int64_t dim,
@@ -143,17 +143,21 @@ DecoderParts read_decoder(const JsonObject& config, Checkpoint checkpoint,
   info.layers = read_layers(config);
   info.hidden = read_size(config, "hidden_size");
   info.vocabulary = read_size(config, "vocab_size");
-  info.max_context = read_size(config, defaults.context_field);
+  info.max_context =
+      defaults.context_field.empty() ? kMaxSize : read_size(config, defaults.context_field);
   info.default_context = std::min(info.max_context, kLongestContext);
   info.eos_tokens = read_eos_tokens(config, checkpoint.folder(), info.vocabulary);
 
   parts.device = std::move(device);
   parts.checkpoint = std::make_unique<const Checkpoint>(std::move(checkpoint));
   info.note = parts.checkpoint->note();
-  read_vocabulary_matrices(parts,
+  read_vocabulary_matrices(parts, defaults.embedding,
                            config.boolean_or("tie_word_embeddings", defaults.tied_embeddings));
-  parts.final_norm = read_norm(config, parts.weights()["model"], "norm", info.hidden,
-                               defaults.norms_plus_one, defaults.logit_factor);
+  const InitialValues random = InitialValues::constant(defaults.norms_plus_one ? 0 : 1);
+  parts.final_norm = {.weight = parts.weights()[defaults.final_norm].vector(
+                          "weight", {info.hidden}, random, defaults.logit_factor),
+                      .epsilon = read_epsilon(config, defaults.epsilon_field),
+                      .plus_one = defaults.norms_plus_one};
   return parts;
 }
 

@@ -18,6 +18,8 @@
 
 namespace fovea {
 
+inline constexpr std::string_view kEpsilonField = "rms_norm_eps";
+
 // Reads sizes, context, eos tokens, the embedding, the final norm and the head. If
 // `tie_word_embeddings` (default: `tied_embeddings`) is true, the head is the embedding, unless the
 // checkpoint stores a different head. The architecture reads layers and groups.
@@ -27,13 +29,15 @@ struct DecoderDefaults {
   // Factor of the logits, which is multiplied into the weights of the final norm because the head
   // is linear. Must not be combined with norms_plus_one.
   float logit_factor = 1;
-  std::string_view context_field = "max_position_embeddings";
+  std::string_view context_field = "max_position_embeddings";  // empty: any context
+  std::string_view epsilon_field = kEpsilonField;
+  std::string_view embedding = "model.embed_tokens", final_norm = "model.norm";
 };
 DecoderParts read_decoder(const JsonObject& config, Checkpoint checkpoint,
                           std::shared_ptr<ModelDevice> device,
                           const DecoderDefaults& defaults = {});
 
-float read_epsilon(const JsonObject& config);  // rms_norm_eps
+float read_epsilon(const JsonObject& config, std::string_view field = kEpsilonField);
 // Reads NAME.weight, times `factor`, as a norm.
 Norm read_norm(const JsonObject& config, const Weights& weights, std::string_view name, int64_t dim,
                bool plus_one = false, float factor = 1);

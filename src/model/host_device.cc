@@ -230,6 +230,18 @@ class HostDevice final : public ModelDevice {
   void mamba2_inputs(const kernels::Mamba2InputsParams& params) override {
     kernels::mamba2_inputs(params, threads_);
   }
+  void silu_gate(Rows x, Rows gate, Rows out, int64_t rows, int64_t width) override {
+    kernels::silu_gate({.x = x.floats(),
+                        .gate = gate.floats(),
+                        .out = out.floats(),
+                        .x_row_stride = x.stride,
+                        .gate_row_stride = gate.stride,
+                        .out_row_stride = out.stride,
+                        .rows = rows,
+                        .dim = static_cast<int32_t>(width)},
+                       threads_);
+  }
+  void softplus(float* x, int64_t count) override { kernels::softplus(x, count, threads_); }
 
   void moe_routing(const kernels::MoeRoutingParams& params) override {
     kernels::moe_routing(params, threads_);

@@ -35,6 +35,7 @@ std::span<const ModelEntry> models() {
       ModelEntry{"Llama4ForCausalLM", load_llama4_text},
       ModelEntry{"Qwen3NextForCausalLM", load_qwen3_next},
       ModelEntry{"KimiLinearForCausalLM", load_kimi_linear},
+      ModelEntry{"MambaForCausalLM", load_mamba},
   };
   return kModels;
 }

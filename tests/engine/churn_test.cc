@@ -91,7 +91,8 @@ INSTANTIATE_TEST_SUITE_P(Models, Churn,
                                             ::testing::Values(Passes::one_by_one)),
                          name_of);
 INSTANTIATE_TEST_SUITE_P(Goldens, Churn,
-                         ::testing::Combine(::testing::Values("granitemoehybrid", "kimi_linear"),
+                         ::testing::Combine(::testing::Values("granitemoehybrid", "kimi_linear",
+                                                              "mamba"),
                                             ::testing::Values(Passes::one_by_one)),
                          name_of);
 // Models with full attention, with windows and with recurrent states.

@@ -60,7 +60,8 @@ inline std::string name_of(const std::string& model, Passes passes) {
 }
 
 inline bool has_states(const std::string& model) {
-  return model == "qwen3_next" || model == "kimi_linear" || model.starts_with("granitemoehybrid");
+  return model == "qwen3_next" || model == "kimi_linear" || model.starts_with("mamba") ||
+         model.starts_with("granitemoehybrid");
 }
 
 // Goldens, whose weights are random, write in so few tokens that n-grams are often right.

@@ -111,6 +111,31 @@ TEST_F(ModelDevices, KdaLayersMakeGatesAlike) {
   }
 }
 
+TEST_F(ModelDevices, Mamba1LayersGateAlike) {
+  constexpr int32_t kRows = 23, kDim = 40, kStride = 56;
+  const std::vector<float> x = random(size_t{kRows} * kStride, 3);
+  const std::vector<float> gate = random(size_t{kRows} * kDim, 8);
+  for (const bool gated : {true, false}) {
+    expect_same(
+        DType::bf16, kDim,
+        [&](Side& side) {
+          const Rows out = side.activations(std::vector<float>(size_t{kRows} * kDim, NAN), kDim);
+          const Rows own_gate = gated ? side.floats(gate, kDim) : Rows{};
+          side->silu_gate(side.floats(x, kStride), own_gate, out, kRows, kDim);
+          return side.read(out, size_t{kRows} * kDim);
+        },
+        gated ? "gated" : "rounded");
+  }
+  expect_same(
+      DType::f32, kDim,
+      [&](Side& side) {
+        const Rows dt = side.floats(gate, kDim);
+        side->softplus(dt.floats(), int64_t{kRows} * kDim);
+        return side.read(dt, size_t{kRows} * kDim);
+      },
+      "softplus");
+}
+
 // Heads of a warp and heads of a block.
 TEST_F(ModelDevices, GatedNormsAlike) {
   using enum kernels::NormGate;

@@ -384,7 +384,7 @@ TEST_P(GpuStates, PrefixHitsBatchesAndReplaysChangeNoToken) {
 
 INSTANTIATE_TEST_SUITE_P(Models, GpuStates,
                          ::testing::Values("granitemoehybrid", "granitemoehybrid_rope",
-                                           "kimi_linear"),
+                                           "kimi_linear", "mamba", "mamba_plain"),
                          [](const auto& test) { return std::string(test.param); });
 
 }  // namespace

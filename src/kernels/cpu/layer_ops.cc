@@ -219,6 +219,27 @@ void kda_gates(const KdaGatesParams& params, ThreadPool& threads) {
   });
 }
 
+void silu_gate(const SiluGateParams& params, ThreadPool& threads) {
+  parallel_ranges(threads, params.rows, row_grain(params.dim), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const float* x = params.x + row * params.x_row_stride;
+      float* out = params.out + row * params.out_row_stride;
+      if (params.gate == nullptr) {
+        std::copy_n(x, params.dim, out);
+        continue;
+      }
+      const float* gate = params.gate + row * params.gate_row_stride;
+      for (int32_t i = 0; i < params.dim; ++i) out[i] = x[i] * silu(gate[i]);
+    }
+  });
+}
+
+void softplus(float* x, int64_t count, ThreadPool& threads) {
+  parallel_ranges(threads, count, kGrain / 8, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) x[i] = softplus(x[i]);
+  });
+}
+
 void add(float* x, const float* y, float factor, int64_t count, ThreadPool& threads) {
   parallel_ranges(threads, count, kGrain, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) x[i] += factor * y[i];

@@ -185,6 +185,21 @@ struct RecordSlotsParams {
   int32_t tokens;
 };
 
+// out[r, i] = x[r, i] * silu(gate[r, i]), or x[r, i] without a gate.
+struct SiluGateKernelParams {
+  const float* x;
+  const float* gate;  // or null
+  void* out;          // activations
+  int64_t x_stride, gate_stride, out_stride;
+  int32_t rows, dim;
+};
+
+// x becomes ln(1 + e^x).
+struct SoftplusParams {
+  float* x;
+  int64_t count;
+};
+
 struct SoftCapParams {
   float* x;
   int64_t count;

@@ -16,6 +16,8 @@ enum Op {
   delta_inputs,
   mamba2_inputs,
   kda_gates,
+  silu_gate,
+  softplus,
   gated_norm,
   single_column,
   gather,

@@ -28,6 +28,10 @@ struct OpConfig<mamba2_inputs> : Mamba2InputsConfig {};
 template <>
 struct OpConfig<kda_gates> : KdaGatesConfig {};
 template <>
+struct OpConfig<silu_gate> : SiluGateConfig {};
+template <>
+struct OpConfig<softplus> : SoftplusConfig {};
+template <>
 struct OpConfig<gated_norm> : GatedNormConfig {};
 template <>
 struct OpConfig<single_column> : SingleColumnConfig {};

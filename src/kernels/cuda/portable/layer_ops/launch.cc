@@ -33,6 +33,8 @@ LayerOps::LayerOps(int sm, gpu::KernelStore& store)
       delta_inputs_(load("delta_inputs", sm, store)),
       mamba2_inputs_(load("mamba2_inputs", sm, store)),
       kda_gates_(load("kda_gates", sm, store)),
+      silu_gate_(load("silu_gate", sm, store)),
+      softplus_(load("softplus", sm, store)),
       gated_norm_(load("gated_norm", sm, store)),
       single_column_(load("single_column", sm, store)),
       gather_(load("gather", sm, store)),
@@ -77,6 +79,14 @@ void LayerOps::mamba2_inputs(const Mamba2InputsKernelParams& params, Stream stre
 void LayerOps::kda_gates(const KdaGatesKernelParams& params, Stream stream) const {
   const int64_t width = int64_t{params.heads} * (params.key_dim + 1);
   kda_gates_.launch(element_grid(params.rows * width), params, stream, kOverlapped);
+}
+
+void LayerOps::silu_gate(const SiluGateKernelParams& params, Stream stream) const {
+  silu_gate_.launch(element_grid(int64_t{params.rows} * params.dim), params, stream, kOverlapped);
+}
+
+void LayerOps::softplus(const SoftplusParams& params, Stream stream) const {
+  softplus_.launch(element_grid(params.count), params, stream, kOverlapped);
 }
 
 void LayerOps::gated_norm(const GatedNormParams& params, Stream stream) const {

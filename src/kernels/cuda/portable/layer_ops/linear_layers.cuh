@@ -7,7 +7,7 @@
 
 namespace fovea::kernels::cuda {
 
-__device__ inline float softplus(float x) { return x > 20 ? x : log1pf(expf(x)); }
+__device__ inline float softplus_of(float x) { return x > 20 ? x : log1pf(expf(x)); }
 
 struct DeltaInputsConfig {
   using Params = DeltaInputsKernelParams;
@@ -41,7 +41,7 @@ struct DeltaInputsConfig {
     if (at % (2 * per_key) < per_key) {
       params.beta[to] = sigmoid_of(value);
     } else {
-      params.log_decay[to] = -expf(params.a_log[head]) * softplus(value + params.dt_bias[head]);
+      params.log_decay[to] = -expf(params.a_log[head]) * softplus_of(value + params.dt_bias[head]);
     }
   }
 
@@ -81,7 +81,7 @@ struct Mamba2InputsConfig {
         params.mixed[row * params.conv_dim + at - params.values] = value;
       } else {
         const int head = at - params.values - params.conv_dim;
-        const float step = softplus(value + params.dt_bias[head]);
+        const float step = softplus_of(value + params.dt_bias[head]);
         const float dt = fminf(fmaxf(step, params.dt_min), params.dt_max);
         params.dt[row * params.heads + head] = dt;
         params.log_decay[row * params.heads + head] = -expf(params.a_log[head]) * dt;
@@ -104,11 +104,45 @@ struct KdaGatesConfig {
       const auto at = static_cast<int>(i % (decays + params.heads));
       if (at < decays) {
         float& decay = params.log_decay[row * decays + at];
-        decay = -expf(params.a_log[at / params.key_dim]) * softplus(decay + params.dt_bias[at]);
+        decay = -expf(params.a_log[at / params.key_dim]) * softplus_of(decay + params.dt_bias[at]);
       } else {
         float& beta = params.beta[row * params.heads + at - decays];
         beta = sigmoid_of(beta);
       }
+    }
+  }
+};
+
+struct SiluGateConfig {
+  using Params = SiluGateKernelParams;
+  static constexpr int kBlocksPerSm = 1;
+  static constexpr KernelTraits kTraits = kElementTraits;
+
+  __device__ static void run(const Params& params) {
+    wait_and_allow_next();
+    auto* const out = static_cast<uint16_t*>(params.out);
+    const int64_t count = static_cast<int64_t>(params.rows) * params.dim;
+    for (int64_t i = first_element(); i < count; i += element_step()) {
+      const int64_t row = i / params.dim, at = i % params.dim;
+      float value = params.x[row * params.x_stride + at];
+      if (params.gate != nullptr) {
+        const float gate = params.gate[row * params.gate_stride + at];
+        value *= gate * sigmoid_of(gate);
+      }
+      out[row * params.out_stride + at] = to_bf16(value);
+    }
+  }
+};
+
+struct SoftplusConfig {
+  using Params = SoftplusParams;
+  static constexpr int kBlocksPerSm = 1;
+  static constexpr KernelTraits kTraits = kElementTraits;
+
+  __device__ static void run(const Params& params) {
+    wait_and_allow_next();
+    for (int64_t i = first_element(); i < params.count; i += element_step()) {
+      params.x[i] = softplus_of(params.x[i]);
     }
   }
 };
