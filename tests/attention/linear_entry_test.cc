@@ -101,7 +101,7 @@ TEST(LinearEntry, WorkspaceHoldsSpansAndConvolvedTokens) {
   if (!registry.find("linear_cuda")->reject(request).empty()) {
     GTEST_SKIP() << "there is neither a pack nor a compiler";
   }
-  const size_t plan = 8 * 16 + 2 * 64 * sizeof(int32_t);
+  const size_t plan = 8 * (16 + 16) + 2 * 64 * sizeof(int32_t);  // StateSpan, DraftSpan
   EXPECT_EQ(bytes(), plan + 64 * size_t{2 * 2 * 128 + 4 * 128} * sizeof(float));
   const size_t token_by_token = bytes();
   request.spec.linear.conv_width = 0;
