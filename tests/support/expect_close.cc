@@ -67,9 +67,20 @@ double recurrence_units(AttentionKind kind) {
   return kind == AttentionKind::lightning ? kFixedDecayUnits : 0;
 }
 
+int32_t heads_of(const AttentionSpec& spec) {
+  return is_linear(spec.kind) ? spec.linear.value_heads : spec.q_heads;
+}
+
+// Returns how many results are compared relative to the largest of them: those of a head, or of a
+// token if its heads are single channels, whose terms may cancel.
+size_t row_width(const AttentionSpec& spec) {
+  const bool single = is_linear(spec.kind) && spec.linear.value_dim == 1;
+  return static_cast<size_t>(single ? heads_of(spec) : out_width(spec));
+}
+
 AssertionResult out_is_close(const AttentionSpec& spec, const OracleResult& want,
                              std::span<const float> out) {
-  const auto width = static_cast<size_t>(out_width(spec));
+  const size_t width = row_width(spec);
   const ErrorBudget& budget = error_budget(spec.q_dtype);
   const bool rounded_weights = spec.scores.logit_cap > 0 && spec.q_dtype == DType::bf16;
   double units = budget.units + (rounded_weights ? kRoundedWeightUnits : 0);
@@ -104,10 +115,11 @@ AssertionResult out_is_close(const AttentionSpec& spec, const OracleResult& want
   if (exact.empty() || (worst <= 0 && cosine_distance <= max_distance)) {
     return AssertionSuccess();
   }
-  const size_t row = worst_at / width;
-  const int32_t heads = is_linear(spec.kind) ? spec.linear.value_heads : spec.q_heads;
+  const auto head_width = static_cast<size_t>(out_width(spec));
+  const size_t row = worst_at / head_width;
+  const auto heads = static_cast<size_t>(heads_of(spec));
   return AssertionFailure() << "worst at token " << row / heads << ", head " << row % heads
-                            << ", dim " << worst_at % width << ": got " << out[worst_at]
+                            << ", dim " << worst_at % head_width << ": got " << out[worst_at]
                             << ", want " << exact[worst_at] << ", allowed error " << allowed_there
                             << "; cosine distance " << cosine_distance << ", allowed "
                             << max_distance;
