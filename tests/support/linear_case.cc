@@ -65,7 +65,7 @@ void add_mamba1(std::vector<LinearCase>& cases) {
   cases.push_back(other);
   other = test;
   other.name = "mamba1_long";
-  other.spec.linear.value_heads = 4;
+  other.spec.linear.value_heads = 32;
   other.lengths = {257, 600, 1};
   cases.push_back(other);
 }
