@@ -123,7 +123,7 @@ std::vector<Misuse> structs() {
          fovea_selection* made = nullptr;
          return fovea_selection_create(&w.request, &made);
        },
-       "kind is 256, must be in [0, 5]"},
+       "kind is 256, must be in [0, 7]"},
       {"backend_name",
        [](SmallWorld& w) {
          w.request.backend = "fast";
