@@ -99,10 +99,10 @@ TEST(Cli, NamesTheOverflowingTensor) {
 TEST(Cli, ListsTheKnownArchitectures) {
   const DamagedModel model;
   nlohmann::json config = nlohmann::json::parse(model.read("config.json"));
-  config["architectures"] = {"MambaForCausalLM"};
+  config["architectures"] = {"RwkvForCausalLM"};
   model.write("config.json", config.dump());
   const ProgramResult result = fovea({"generate", model.folder(), "-p", "x"});
-  expect_refused(result, {"MambaForCausalLM", "LlamaForCausalLM", "Qwen3ForCausalLM",
+  expect_refused(result, {"RwkvForCausalLM", "LlamaForCausalLM", "Qwen3ForCausalLM",
                           "Gemma2ForCausalLM", "GptOssForCausalLM", "DeepseekV3ForCausalLM",
                           "Llama4ForCausalLM", "Qwen3NextForCausalLM"});
   expect_one_line(result);

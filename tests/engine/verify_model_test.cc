@@ -82,8 +82,8 @@ TEST(CheckModel, SaysWhatALoadSays) {
     const char* message;
   };
   for (const auto& [patch, message] :
-       {Case{{{"architectures", {"MambaForCausalLM"}}},
-             "the architecture is 'MambaForCausalLM'; known are LlamaForCausalLM"},
+       {Case{{{"architectures", {"RwkvForCausalLM"}}},
+             "the architecture is 'RwkvForCausalLM'; known are LlamaForCausalLM"},
         Case{{{"quantization_config", {{"bits", 4}}}}, "quantization_config is set"}}) {
     const PatchedModel model("llama", patch);
     VerifyOptions options;

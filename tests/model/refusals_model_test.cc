@@ -37,8 +37,8 @@ TEST_P(Refusals, NameTheField) {
 constexpr ErrorCode kCorrupt = ErrorCode::corrupt_file, kUnsupported = ErrorCode::unsupported;
 
 constexpr Refusal kRefusals[] = {
-    {"UnknownArchitecture", "llama", R"({"architectures": ["MambaForCausalLM"]})", kUnsupported,
-     "the architecture is 'MambaForCausalLM'; known are LlamaForCausalLM, MistralForCausalLM"},
+    {"UnknownArchitecture", "llama", R"({"architectures": ["RwkvForCausalLM"]})", kUnsupported,
+     "the architecture is 'RwkvForCausalLM'; known are LlamaForCausalLM, MistralForCausalLM"},
     {"NoArchitecture", "llama", R"({"architectures": []})", kUnsupported, "the architecture is ''"},
     {"Quantised", "gpt_oss", R"({"quantization_config": {"quant_method": "mxfp4"}})", kUnsupported,
      "quantization_config"},
