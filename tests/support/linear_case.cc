@@ -242,7 +242,9 @@ LinearData make_data(const LinearCase& test) {
     sequence.beta = uniform(random, tokens * heads, 0.0f, 1.0f);
     data.sequences.push_back(std::move(sequence));
   }
-  data.a = uniform(random, heads * static_cast<size_t>(test.spec.linear.key_dim), -1.0f, 0.0f);
+  if (test.spec.kind == AttentionKind::mamba1) {
+    data.a = uniform(random, heads * static_cast<size_t>(test.spec.linear.key_dim), -1.0f, 0.0f);
+  }
   data.conv_weight = normal(random, dim * static_cast<size_t>(test.spec.linear.conv_width), 0.5f);
   data.conv_bias = normal(random, dim, 0.5f);
   data.skip = normal(random, heads);
