@@ -30,9 +30,9 @@ std::string words_of(const KvCacheSpec& spec) {
 }
 
 std::string words_of(const StateCacheSpec& spec) {
-  const std::string states = fmt::format(
-      "states: {} layers, conv {} x {}, {} heads of {} x {}, {}", spec.layers, spec.conv_dim,
-      spec.conv_width - 1, spec.heads, spec.rows, spec.columns, dtype_name(spec.dtype));
+  std::string states = fmt::format("states: {} layers, conv {} x {}, {} heads of {} x {}, {}",
+                                   spec.layers, spec.conv_dim, spec.conv_width - 1, spec.heads,
+                                   spec.rows, spec.columns, dtype_name(spec.dtype));
   if (spec.max_drafts == 0) return states;
   return fmt::format("{}, {} drafts of {}", states, spec.max_drafts, spec.draft_inputs);
 }
