@@ -200,11 +200,12 @@ class HostLinear final : public HostBackend {
     kernels().lightning(params, threads());
   }
 
-  void run_mamba2(const LinearPart& part, const float* mixed) {
-    kernels::Mamba2Params params;
+  // Returns what both kinds of Mamba have in common.
+  template <typename Params>
+  Params mamba_params(const LinearPart& part, const float* mixed) {
+    Params params;
     params.batch = part.batch;
     params.xbc = mixed;
-    params.log_decay = part.linear.log_decay;
     params.dt = part.linear.beta;
     params.skip = part.linear.skip;
     params.state = part.state.state;
@@ -212,29 +213,24 @@ class HostLinear final : public HostBackend {
     params.state_slot_stride = part.state.state_slot_stride;
     params.out = part.out;
     params.out_token_stride = part.out_token_stride;
-    params.heads = spec().linear.value_heads;
     params.groups = spec().linear.key_heads;
-    params.head_dim = spec().linear.value_dim;
     params.state_dim = spec().linear.key_dim;
+    return params;
+  }
+
+  void run_mamba2(const LinearPart& part, const float* mixed) {
+    auto params = mamba_params<kernels::Mamba2Params>(part, mixed);
+    params.log_decay = part.linear.log_decay;
+    params.heads = spec().linear.value_heads;
+    params.head_dim = spec().linear.value_dim;
     params.in_chunks = part.in_chunks;
     kernels().mamba2(params, threads());
   }
 
   void run_mamba1(const LinearPart& part, const float* mixed) {
-    kernels::Mamba1Params params;
-    params.batch = part.batch;
-    params.xbc = mixed;
+    auto params = mamba_params<kernels::Mamba1Params>(part, mixed);
     params.a = part.linear.log_decay;
-    params.dt = part.linear.beta;
-    params.skip = part.linear.skip;
-    params.state = part.state.state;
-    params.state_dtype = states()->spec().dtype;
-    params.state_slot_stride = part.state.state_slot_stride;
-    params.out = part.out;
-    params.out_token_stride = part.out_token_stride;
     params.channels = spec().linear.value_heads;
-    params.groups = spec().linear.key_heads;
-    params.state_dim = spec().linear.key_dim;
     kernels().mamba1(params, threads());
   }
 
