@@ -66,6 +66,9 @@ class Communicator {
   virtual void abort(std::string_view reason) = 0;
   // Throws Error{device_failure} if a rank has failed, without waiting for anything.
   virtual void check() = 0;
+  // Later calls of this rank wait for others for as long as this. Only communicators between
+  // processes on the CPU let it be changed; others ignore it.
+  virtual void set_timeout(std::chrono::milliseconds) {}
 
  protected:
   Communicator(int rank, int size);
@@ -143,6 +146,8 @@ struct CommunicatorFunctions {
   void (*abort)(void* context) = nullptr;
   // Optional: returns the error number of calls that were enqueued, 0 if there is none.
   int (*async_error)(void* context) = nullptr;
+  // Optional: see Communicator::set_timeout().
+  void (*set_timeout)(void* context, std::chrono::milliseconds timeout) = nullptr;
   // Optional: the text of an error number, valid until the next call.
   const char* (*describe)(void* context, int error) = nullptr;
   void (*destroy)(void* context) = nullptr;  // optional

@@ -40,6 +40,8 @@ class MpiRanks {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
+  bool failed() const { return buffers_ == nullptr; }
+  void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
 
   int all_gather(const void* send, void* receive, size_t bytes) {
     if (bytes > INT_MAX) return kTooLarge;
@@ -95,14 +97,21 @@ class MpiRanks {
   }
   // Waits for the call and copies what was received.
   int finish(int error, MPI_Request request, void* receive, size_t bytes) {
-    const auto deadline = std::chrono::steady_clock::now() + timeout_;
+    // A rank that waits for long leaves its core to others.
+    constexpr std::chrono::milliseconds kBusy{50};
+    constexpr std::chrono::microseconds kPause{100};
+    const auto begin = std::chrono::steady_clock::now();
+    const auto deadline = begin + timeout_;
     for (int done = 0, polls = 0; error == MPI_SUCCESS && done == 0; ++polls) {
       error = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
       if (done != 0 || polls < 1000) continue;
-      if (std::chrono::steady_clock::now() > deadline) {
+      const auto now = std::chrono::steady_clock::now();
+      if (now > deadline) {
         error = kTimeout;
-      } else {
+      } else if (now < begin + kBusy) {
         std::this_thread::yield();
+      } else {
+        std::this_thread::sleep_for(kPause);
       }
     }
     if (error != MPI_SUCCESS) {
@@ -122,18 +131,14 @@ class MpiRanks {
 
 }  // namespace detail
 
-// Returns a communicator over the processes of `ranks`, which it duplicates: all of them call this
-// together. Destroy it before MPI_Finalize(). A call that waits longer than `timeout` for another
-// rank fails; so do all later ones. Do not call MPI_Finalize() after a failure: it waits.
-inline std::unique_ptr<Communicator> make_mpi_communicator(
-    MPI_Comm ranks, std::chrono::milliseconds timeout = std::chrono::milliseconds(10'000)) {
+// Returns the calls of MpiRanks, which is their context and which the caller owns.
+inline CommunicatorFunctions mpi_functions(detail::MpiRanks& owned) {
   using detail::MpiRanks;
-  auto owned = std::make_unique<MpiRanks>(ranks, timeout);
   CommunicatorFunctions table;
   table.name = "mpi";
-  table.rank = owned->rank();
-  table.size = owned->size();
-  table.context = owned.get();
+  table.rank = owned.rank();
+  table.size = owned.size();
+  table.context = &owned;
   table.all_gather = [](void* context, const void* send, void* receive, size_t bytes, Stream) {
     return static_cast<MpiRanks*>(context)->all_gather(send, receive, bytes);
   };
@@ -144,9 +149,23 @@ inline std::unique_ptr<Communicator> make_mpi_communicator(
     return static_cast<MpiRanks*>(context)->broadcast(data, bytes, root);
   };
   table.barrier = [](void* context, Stream) { return static_cast<MpiRanks*>(context)->barrier(); };
+  table.set_timeout = [](void* context, std::chrono::milliseconds timeout) {
+    static_cast<MpiRanks*>(context)->set_timeout(timeout);
+  };
   table.describe = [](void* context, int error) {
     return static_cast<MpiRanks*>(context)->describe(error);
   };
+  return table;
+}
+
+// Returns a communicator over the processes of `ranks`, which it duplicates: all of them call this
+// together. Destroy it before MPI_Finalize(). A call that waits longer than `timeout` for another
+// rank fails; so do all later ones. Do not call MPI_Finalize() after a failure: it waits.
+inline std::unique_ptr<Communicator> make_mpi_communicator(
+    MPI_Comm ranks, std::chrono::milliseconds timeout = std::chrono::milliseconds(10'000)) {
+  using detail::MpiRanks;
+  auto owned = std::make_unique<MpiRanks>(ranks, timeout);
+  CommunicatorFunctions table = mpi_functions(*owned);
   table.destroy = [](void* context) { delete static_cast<MpiRanks*>(context); };
   auto communicator = make_communicator(table);
   (void)owned.release();

@@ -19,7 +19,7 @@
 #include "cli/bench_engine_report.h"
 #include "cli/commands.h"
 #include "cli/interrupt.h"
-#include "cli/tensor_parallel.h"
+#include "cli/ranks.h"
 #include "fovea/engine.h"
 #include "fovea/error.h"
 
@@ -30,7 +30,7 @@ using Clock = std::chrono::steady_clock;
 
 struct EngineBenchFlags {
   EngineFlags engine;
-  ParallelOptions parallel;
+  RankFlags ranks;
   std::string output = "md";
   int32_t requests = 8;
   int32_t input_len = 512;
@@ -148,16 +148,18 @@ void run(const EngineBenchFlags& flags) {
                 fmt::format("{} is nan, must be a number",
                             std::isnan(flags.sigma) ? "--length-sigma" : "--rate"));
   }
+  Ranks ranks(flags.ranks);
+  if (ranks.follow(flags.engine.options.device)) return;
   const InterruptCatcher catcher;
   show_progress("loading " + flags.engine.options.model_path);
   const Clock::time_point start = Clock::now();
   EngineOptions options = flags.engine.parsed();
   options.record_steps = true;
-  const std::unique_ptr<Engine> engine = load_parallel_engine(options, flags.parallel);
+  const std::unique_ptr<Engine> engine = load_parallel_engine(options, ranks.options());
   const double load_seconds = seconds_between(start, Clock::now());
   clear_progress();
   const Measured measured = Run(*engine, make_workload(flags, *engine)).run();
-  nlohmann::ordered_json figures = {{"ranks", flags.parallel.tensor_parallel},
+  nlohmann::ordered_json figures = {{"ranks", ranks.options().tensor_parallel},
                                     {"requests", flags.requests},
                                     {"input_len", flags.input_len},
                                     {"output_len", flags.output_len},
@@ -182,7 +184,7 @@ void add_bench_engine(CLI::App& bench) {
       "engine", "measure when a model's tokens arrive, for requests of random tokens");
   add_engine_flags(*command, flags->engine);
   add_choice_flags(*command, flags->engine);
-  add_tensor_parallel(*command, flags->parallel);
+  add_rank_flags(*command, flags->ranks);
   CLI::Validator positive = CLI::Range(1, 1 << 22);
   positive.description("");
   const auto add_number = [&](const char* name, auto& value, const char* what) {

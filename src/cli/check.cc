@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
-#include "cli/tensor_parallel.h"
+#include "cli/ranks.h"
 #include "fovea/error.h"
 #include "fovea/verify_model.h"
 
@@ -15,7 +15,7 @@ namespace {
 
 struct CheckFlags {
   EngineFlags engine;
-  ParallelOptions parallel;
+  RankFlags ranks;
   std::vector<std::string> backends;
   std::vector<std::string> kv_dtypes;
   bool no_perplexity = false;
@@ -74,9 +74,11 @@ void print_json(const std::vector<VerifyRow>& rows) {
 }
 
 void run(const CheckFlags& flags) {
+  Ranks ranks(flags.ranks);
+  if (ranks.follow(flags.engine.options.device)) return;
   VerifyOptions options;
   options.engine = flags.engine.parsed();
-  options.parallel = flags.parallel;
+  options.parallel = ranks.options();
   options.backends = flags.backends;
   if (!flags.kv_dtypes.empty()) {
     options.kv_dtypes.clear();
@@ -108,7 +110,7 @@ void add_check(CLI::App& program) {
   CLI::App* command = program.add_subcommand(
       "check", "compare a checkpoint with its reference outputs, for every backend and KV dtype");
   add_engine_flags(*command, flags->engine);
-  add_tensor_parallel(*command, flags->parallel);
+  add_rank_flags(*command, flags->ranks);
   add_comma_list(*command, "--backends,--backend", flags->backends,
                  "comma-separated; default: all that support the model");
   add_comma_list(*command, "--kv-dtypes,--kv-dtype", flags->kv_dtypes,

@@ -10,7 +10,7 @@
 
 #include "cli/commands.h"
 #include "cli/layer_widths.h"
-#include "cli/tensor_parallel.h"
+#include "cli/ranks.h"
 #include "fovea/error.h"
 #include "fovea/gpu.h"
 #include "fovea/select_backend.h"

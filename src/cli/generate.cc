@@ -11,8 +11,8 @@
 #include "cli/commands.h"
 #include "cli/interrupt.h"
 #include "cli/prompts.h"
+#include "cli/ranks.h"
 #include "cli/results.h"
-#include "cli/tensor_parallel.h"
 #include "fovea/error.h"
 
 namespace fovea::cli {
@@ -22,7 +22,7 @@ struct GenerateFlags {
   EngineFlags engine;
   PromptFlags prompts;
   SamplingParams sampling;
-  ParallelOptions parallel;
+  RankFlags ranks;
   bool json = false;
   bool stats = false;
 };
@@ -74,13 +74,14 @@ void print_results(Engine& engine, std::span<const GenerateRequest> requests,
 }
 
 void run(const GenerateFlags& flags) {
+  Ranks ranks(flags.ranks);
+  if (ranks.follow(flags.engine.options.device)) return;
   std::vector<Prompt> prompts = read_prompts(flags.prompts);
   if (!flags.json && (flags.sampling.logprobs >= 0 || flags.sampling.prompt_logprobs)) {
     throw Error(ErrorCode::invalid_argument, "--logprobs and --prompt-logprobs need --json");
   }
   show_progress("loading " + flags.engine.options.model_path);
-  const std::unique_ptr<Engine> engine =
-      load_parallel_engine(flags.engine.parsed(), flags.parallel);
+  std::unique_ptr<Engine> engine = load_parallel_engine(flags.engine.parsed(), ranks.options());
   clear_progress();
   print_fallbacks(*engine);
   append_random_prompts(flags.prompts, *engine, flags.sampling.seed, prompts);
@@ -105,6 +106,8 @@ void run(const GenerateFlags& flags) {
                         engine->has_text());
   print_results(*engine, requests, printer);
   if (flags.stats) print_stats(engine->stats());
+  engine.reset();
+  ranks.end();
   end_if_interrupted();
   for (const std::string& failure : printer.failures()) print_note("fovea: " + failure + "\n");
   if (!printer.failures().empty()) throw CLI::RuntimeError(1);
@@ -117,7 +120,7 @@ void add_generate(CLI::App& program) {
   CLI::App* command = program.add_subcommand("generate", "generate text from a checkpoint");
   add_engine_flags(*command, flags->engine);
   add_choice_flags(*command, flags->engine);
-  add_tensor_parallel(*command, flags->parallel);
+  add_rank_flags(*command, flags->ranks);
   add_prompt_flags(*command, flags->prompts);
   SamplingParams& sampling = flags->sampling;
   command

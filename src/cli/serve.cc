@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "cli/commands.h"
-#include "cli/tensor_parallel.h"
+#include "cli/ranks.h"
 #include "fovea/error.h"
 
 namespace fovea::cli {
@@ -19,7 +19,7 @@ namespace {
 
 struct ServeFlags {
   EngineFlags engine;
-  ParallelOptions parallel;
+  RankFlags ranks;
   server::ServeOptions options;
   std::optional<std::string> key_file;
   std::optional<std::string> max_body;
@@ -60,8 +60,10 @@ void run(const ServeFlags& flags) {
   if (flags.max_body) options.http.body_bytes = parse_size_flag("--max-body", *flags.max_body);
   options.drain_timeout = std::chrono::seconds(flags.drain_seconds);
   options.max_running = flags.engine.options.max_requests;
+  Ranks ranks(flags.ranks);
+  if (ranks.follow(flags.engine.options.device)) return;
   show_progress("loading " + flags.engine.options.model_path);
-  std::unique_ptr<Engine> engine = load_parallel_engine(flags.engine.parsed(), flags.parallel);
+  std::unique_ptr<Engine> engine = load_parallel_engine(flags.engine.parsed(), ranks.options());
   clear_progress();
   print_fallbacks(*engine);
   server::serve(std::move(engine), options, [&](uint16_t port) {
@@ -98,7 +100,7 @@ void add_serve(CLI::App& program) {
       program.add_subcommand("serve", "serve a checkpoint over HTTP with OpenAI's API");
   add_engine_flags(*command, flags->engine);
   add_choice_flags(*command, flags->engine);
-  add_tensor_parallel(*command, flags->parallel);
+  add_rank_flags(*command, flags->ranks);
   server::ServeOptions& options = flags->options;
   command->add_option("--host", options.host, "address to listen on")->capture_default_str();
   command->add_option("--port", options.port, "0 takes a free one")->capture_default_str();

@@ -48,6 +48,9 @@ class FunctionCommunicator final : public Communicator {
     }
     if (functions_.abort != nullptr) functions_.abort(functions_.context);
   }
+  void set_timeout(std::chrono::milliseconds timeout) override {
+    if (functions_.set_timeout != nullptr) functions_.set_timeout(functions_.context, timeout);
+  }
   void check() override {
     throw_if_failed();
     if (functions_.async_error != nullptr) {

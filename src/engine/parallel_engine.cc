@@ -15,6 +15,7 @@
 #include "engine/generate.h"
 #include "engine/load_engine.h"
 #include "engine/plan_engine.h"
+#include "engine/rank_engine.h"
 #include "engine/rank_links.h"
 #include "engine/rank_threads.h"
 #include "fovea/gpu.h"
@@ -24,7 +25,7 @@ namespace {
 
 constexpr int32_t kMaxRanks = 64;
 
-class ParallelEngine final : public Engine {
+class ParallelEngine final : public RankEngine {
  public:
   // gpus: those of the ranks, or empty.
   ParallelEngine(const EngineOptions& options, const ParallelOptions& parallel,
@@ -43,21 +44,21 @@ class ParallelEngine final : public Engine {
   int64_t add(const GenerateRequest& request) override {
     throw_if_failed();
     const int64_t id = first().add(request);
-    next_id_ = id + 1;
+    note_added(id);
     on_others("add", [&](Engine& rank) {
       const int64_t other = rank.add(request);
       if (other != id) fail(ErrorCode::device_failure, "request {} has id {}", id, other);
     });
     return id;
   }
-  void check(const GenerateRequest& request) const override { first().check(request); }
   void cancel(int64_t request) override {
+    if (cancel_after_failure(request)) return;
     first().cancel(request);
     on_others("cancel", [&](Engine& rank) { rank.cancel(request); });
   }
-  bool idle() const override { return first().idle() && events_.empty(); }
 
   std::vector<TokenEvent> step() override {
+    if (failure_ && !events_.empty()) return take_events();
     throw_if_failed();
     std::vector<std::vector<TokenEvent>> events(ranks_.size());
     run("step", [&](int rank) { events[index(rank)] = ranks_[index(rank)]->step(); });
@@ -67,9 +68,7 @@ class ParallelEngine final : public Engine {
         throw_if_failed();
       }
     }
-    std::vector<TokenEvent> result = std::exchange(events_, {});
-    std::ranges::move(events[0], std::back_inserter(result));
-    return result;
+    return take_events(std::move(events[0]));
   }
 
   void clear_prefix_cache() override {
@@ -92,45 +91,11 @@ class ParallelEngine final : public Engine {
     return result;
   }
 
-  std::vector<int32_t> encode(std::string_view text) const override { return first().encode(text); }
-  std::vector<int32_t> encode_bare(std::string_view text) const override {
-    return first().encode_bare(text);
-  }
-  std::vector<int32_t> encode_chat(const ChatPrompt& prompt) const override {
-    return first().encode_chat(prompt);
-  }
-  std::vector<int32_t> encode_conversation(const Conversation& conversation) const override {
-    return first().encode_conversation(conversation);
-  }
-  ToolCallFormat tool_call_format() const override { return first().tool_call_format(); }
-  std::string decode(std::span<const int32_t> tokens) const override {
-    return first().decode(tokens);
-  }
-  std::string token_bytes(int32_t token) const override { return first().token_bytes(token); }
-  std::span<const int32_t> end_tokens() const override { return first().end_tokens(); }
-  int32_t vocabulary() const override { return first().vocabulary(); }
-  int32_t max_context() const override { return first().max_context(); }
-  int32_t wanted_context() const override { return first().wanted_context(); }
-  std::span<const std::string> notes() const override { return first().notes(); }
-  bool has_text() const override { return first().has_text(); }
-  std::span<const GroupSelection> selections() const override { return first().selections(); }
-
   // Memory is that of all ranks together; weights of files are mapped once on the CPU.
   const EngineStats& stats() const override {
     stats_ = first().stats();
     for (size_t rank = 1; rank < ranks_.size(); ++rank) {
-      const EngineMemory& other = ranks_[rank]->stats().memory;
-      EngineMemory& sum = stats_.memory;
-      if (owns_weights_) sum.weights += other.weights;
-      sum.caches += other.caches;
-      sum.activations += other.activations;
-      sum.positions += other.positions;
-      sum.attention += other.attention;
-      sum.logits += other.logits;
-      sum.products += other.products;
-      sum.batch += other.batch;
-      sum.graphs += other.graphs;
-      sum.drafter += other.drafter;
+      add_memory(stats_.memory, ranks_[rank]->stats().memory, owns_weights_);
     }
     return stats_;
   }
@@ -167,16 +132,13 @@ class ParallelEngine final : public Engine {
   }
 
   static size_t index(int rank) { return static_cast<size_t>(rank); }
-  Engine& first() const { return *ranks_[0]; }
+  Engine& first() const override { return *ranks_[0]; }
   static bool same_tokens(std::span<const TokenEvent> a, std::span<const TokenEvent> b) {
     return std::ranges::equal(a, b, [](const TokenEvent& x, const TokenEvent& y) {
       return x.request == y.request && x.token == y.token && x.finish == y.finish;
     });
   }
 
-  void throw_if_failed() const {
-    if (failure_) fail(ErrorCode::device_failure, "{}", *failure_);
-  }
   void fail_engine(std::string reason) {
     links_.abort(reason);
     if (!failure_) failure_ = std::move(reason);
@@ -226,9 +188,6 @@ class ParallelEngine final : public Engine {
   RankThreads threads_;
   RankLinks links_;
   std::vector<std::unique_ptr<Engine>> ranks_;
-  int64_t next_id_ = 1;
-  std::vector<TokenEvent> events_;  // kept by generate(), not yet returned by step()
-  std::optional<std::string> failure_;
   mutable EngineStats stats_;
 };
 
@@ -238,6 +197,11 @@ void check_parallel(const EngineOptions& options, const ParallelOptions& paralle
                  ranks, kMaxRanks);
   check_argument(contexts == 1 || contexts == ranks,
                  "context_parallel is {}, must be 1 or as tensor_parallel, {}", contexts, ranks);
+  if (parallel.processes != nullptr) {
+    const int processes = parallel.processes->size();
+    check_argument(ranks == processes, "tensor_parallel is {}, but there are {} processes", ranks,
+                   processes);
+  }
   check_engine_options(options);
 }
 
@@ -275,28 +239,31 @@ std::vector<int> gpus_of(const DeviceInfo& device, int ranks) {
 }  // namespace
 
 std::unique_ptr<Engine> load_engine_rank(const EngineOptions& options, Communicator& ranks,
-                                         bool share_contexts) {
+                                         bool share_contexts, Communicator* host) {
   check_engine_options(options);
   const DeviceInfo device = find_device(options.device);
   check_argument(ranks.device() == device.kind, "device is {}, but the ranks communicate on {}",
                  options.device, ranks.device() == DeviceKind::cpu ? "the CPU" : "GPUs");
   const bool measures = !options.speculate.empty() && !options.always_speculate;
-  if (device.kind != DeviceKind::cpu && ranks.size() > 1 && measures) {
+  if (device.kind != DeviceKind::cpu && ranks.size() > 1 && measures && host == nullptr) {
     fail(ErrorCode::unsupported,
-         "speculate is {}: ranks of several processes do not share their measured times; set "
-         "always_speculate",
+         "speculate is {}: ranks without a communicator of the host do not share their measured "
+         "times; set always_speculate",
          options.speculate);
   }
   check_argument(options.kv_memory_bytes > 0,
                  "kv_memory_bytes is 0, must be given: all ranks need the same caches");
   EngineOptions of_rank = options;
   if (share_contexts) of_rank.page_size *= ranks.size();
-  return load_engine(of_rank, {&ranks, share_contexts});
+  return load_engine(of_rank, {&ranks, share_contexts, host});
 }
 
 std::unique_ptr<Engine> load_parallel_engine(const EngineOptions& options,
                                              const ParallelOptions& parallel) {
   check_parallel(options, parallel);
+  if (parallel.processes != nullptr) {
+    return parallel.processes->lead(options, parallel.context_parallel > 1);
+  }
   const DeviceInfo device = find_device(options.device);
   if (parallel.tensor_parallel == 1) return Engine::load(options);
   const std::vector<int> gpus = gpus_of(device, parallel.tensor_parallel);

@@ -278,6 +278,7 @@ bool CudaDevice::sum_branch(const ResidualStep& step, const cuda::ResidualParams
 
 void CudaDevice::check_ranks() {
   if (!shares_model()) return;
+  if (ranks_.host != nullptr) ranks_.host->check();  // notices processes that have ended
   ranks_.communicator->check();
   if (ranks_.sums != nullptr) ranks_.sums->check();
   if (context_links() != nullptr) context_links()->check();

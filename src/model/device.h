@@ -311,7 +311,7 @@ class ModelDevice {
 struct ModelRanks {
   Communicator* communicator = nullptr;  // on the device of the model
   bool share_contexts = false;
-  // Lets ranks that are threads of one process meet on the host, without the device. May be null.
+  // Lets ranks meet on the host, without the device. May be null.
   Communicator* host = nullptr;
   RankSums* sums = nullptr;          // sums of a few rows over GPUs; may be null
   ContextLinks* contexts = nullptr;  // GPUs with share_contexts; null: over the communicator

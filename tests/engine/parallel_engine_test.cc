@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <memory>
@@ -16,6 +17,7 @@
 
 #include "engine/reference_text.h"
 #include "engine/small_engine.h"
+#include "fovea/engine_service.h"
 #include "fovea/error.h"
 #include "support/expect_error.h"
 #include "support/golden_model.h"
@@ -218,6 +220,24 @@ TEST(ParallelEngine, ARankThatHangsEndsTheEngineAfterTheTimeout) {
   expect_error(ErrorCode::device_failure, "rank 1 did not come within 300 ms", [&] {
     (void)engine->generate({&request, 1});
   });
+}
+
+TEST(ParallelEngine, AServiceAnswersAllRequestsOfAnEngineThatHasFailed) {
+  ParallelOptions parallel{.tensor_parallel = 2};
+  parallel.communicator.arrive = [](int rank, int64_t call) {
+    if (rank == 1 && call == 40) throw std::runtime_error("injected");
+  };
+  std::atomic<int> failed = 0;
+  std::vector<ServiceRequest> requests;
+  for (int i = 0; i < 3; ++i) {
+    requests.push_back({.request = short_request(), .on_event = [&](const TokenEvent& event) {
+                          failed += event.finish == FinishReason::failed;
+                        }});
+  }
+  EngineService service(load_parallel_engine(options_for(model_folder("llama")), parallel), {});
+  service.add(std::move(requests));
+  EXPECT_TRUE(service.wait_idle(std::chrono::seconds(20)));
+  EXPECT_EQ(failed, 3);
 }
 
 TEST(ParallelEngine, CancelledRequestsLeaveAllRanks) {

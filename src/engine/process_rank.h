@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// One rank of an engine whose ranks are processes.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "fovea/communicator.h"
+#include "fovea/engine.h"
+#include "gpu/gpu.h"
+
+namespace fovea {
+
+struct ProcessRank {
+  // On a GPU: keeps its context alive, and joins the ranks.
+  std::unique_ptr<gpu::Context> context;
+  std::unique_ptr<Communicator> nccl;
+  std::unique_ptr<Engine> engine;
+  std::vector<EngineMemory> memory;  // after loading, of all ranks
+
+  ~ProcessRank();
+};
+
+// Loads this process's rank; all ranks call it together, with options that are equal but for the
+// device. The communicator, which must outlive the rank, is one on the CPU. If one rank refuses the
+// options, all throw its error and may go on; a rank that fails later fails the communicator.
+std::unique_ptr<ProcessRank> load_process_rank(const EngineOptions& options,
+                                               Communicator& processes, bool share_contexts);
+
+}  // namespace fovea
