@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <utility>
+
 #include "support/expect_error.h"
 
 namespace fovea {
@@ -68,7 +70,8 @@ TEST(RankMessages, OptionsArriveWithoutTheRegistry) {
 
 TEST(RankMessages, ShortMessagesAreRefused) {
   MessageWriter writer;
-  transfer_request(writer, GenerateRequest{.prompt = "prompt"});
+  const GenerateRequest request{.prompt = "prompt"};
+  transfer_request(writer, request);
   GenerateRequest got;
   MessageReader reader({writer.bytes().data(), writer.bytes().size() - 1});
   test::expect_error(ErrorCode::device_failure, "a message of rank 0 is too short",
