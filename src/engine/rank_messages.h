@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Options and requests as bytes, which rank 0 sends to ranks in other processes. All run the same version on processors with
-// one order of bytes.
+// Options and requests as bytes, which rank 0 sends to ranks in other processes. All run the same
+// version on processors with one order of bytes.
 #pragma once
 
 #include <cstring>
