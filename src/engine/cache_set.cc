@@ -76,6 +76,10 @@ std::optional<int32_t> CacheSet::allocate_state() {
 
 bool CacheSet::hold_draft_states(CacheLease& lease, int32_t drafts) {
   if (!state_) return true;
+  if (keeps_drafts()) {
+    lease.kept_drafts = drafts;
+    return true;
+  }
   lease.draft_states.reserve(static_cast<size_t>(drafts));
   while (lease.draft_states.size() < static_cast<size_t>(drafts)) {
     std::optional<int32_t> slot;
@@ -97,6 +101,7 @@ bool CacheSet::hold_draft_states(CacheLease& lease, int32_t drafts) {
 void CacheSet::release_draft_states(CacheLease& lease) {
   for (const int32_t slot : lease.draft_states) spare_states_.push_back(slot);
   lease.draft_states.clear();
+  lease.kept_drafts = 0;
 }
 
 bool CacheSet::reuse_prefix(CacheLease& lease, const CachedText& text) {

@@ -38,8 +38,9 @@ struct CacheLease {
   int32_t tokens = 0;         // number of slots listed in the row
   int32_t cached_tokens = 0;  // tokens filled by earlier requests, a part of `tokens`
   int32_t state_slot = -1;    // -1 without linear layers
-  // With linear layers, while a pass verifies drafts: slots of the states after its tokens but the
-  // last one, whose state is that of state_slot.
+  // With linear layers, while a pass verifies drafts: how many of them state_slot keeps, or the
+  // slots of the states after its tokens but the last one, whose state is that of state_slot.
+  int32_t kept_drafts = 0;
   std::vector<int32_t> draft_states;
   std::vector<Pages> windows;  // one entry per window pool
 };
@@ -67,13 +68,15 @@ class CacheSet {
   // if a pool is full; the lease then stays valid.
   bool extend(CacheLease& lease, int32_t begin, int32_t end);
 
-  // With linear layers, takes a slot for the state before each of the last `drafts` tokens of the
-  // lease. Returns false, and takes none, if the pool is full.
+  // With linear layers, prepares the state for a pass whose last `drafts` tokens are drafts. If
+  // states do not keep drafts, takes a slot for the state before each of them. Returns false, and
+  // takes none, if the pool is full.
   bool hold_draft_states(CacheLease& lease, int32_t drafts);
 
   // Gives back the memory of all tokens but the first `tokens`, which must include all that
   // publish() and admit() named. Rolls back an extend() for drafts. With linear layers, the state
-  // becomes that after these tokens: one of those that hold_draft_states() took, or the last one.
+  // becomes that after these tokens: one of those that hold_draft_states() took, or the last one,
+  // or that of the slot and the drafts that it keeps.
   void truncate(CacheLease& lease, int32_t tokens);
 
   // Offers the full pages of `text`, which must be computed, to later requests. With linear layers
@@ -98,6 +101,7 @@ class CacheSet {
   int64_t slots() const { return options_.plan.pages * options_.page_size; }
   bool prefix_cache() const { return prefix_ != nullptr; }
   bool has_state() const { return state_ != nullptr; }
+  bool keeps_drafts() const { return state_ && state_->spec().max_drafts > 0; }
   bool empty() const;  // true if no pool holds anything
 
  private:

@@ -53,6 +53,7 @@ CudaBatch::Layout CudaBatch::layout_from(size_t begin, const BatchLimits& limits
   at.q_indptr = take((requests + 1) * sizeof(int32_t));
   at.kv_lens = take(requests * sizeof(int32_t));
   at.rows = take(requests * sizeof(int32_t));
+  at.draft_counts = take(requests * sizeof(int32_t));
   at.state_slots = take(requests * sizeof(int32_t));
   at.shared_prefix = take(requests * sizeof(int32_t));
   at.draws = take(static_cast<size_t>(max_draws) * sizeof(cuda::Draw));
@@ -129,7 +130,8 @@ PassSize CudaBatch::fill(std::span<const PassPart> parts, RequestTable& table) {
         parts, limits_, table,
         {host<int32_t>(at.tokens), host<int32_t>(at.positions), host<int32_t>(at.logit_rows),
          host<int32_t>(at.features), host<int64_t>(at.out_slots), host<int32_t>(at.snapshot_slots),
-         host<int32_t>(at.q_indptr), host<int32_t>(at.kv_lens), host<int32_t>(at.rows)});
+         host<int32_t>(at.q_indptr), host<int32_t>(at.kv_lens), host<int32_t>(at.rows),
+         host<int32_t>(at.draft_counts)});
   } catch (...) {
     step_back();
     throw;
@@ -189,7 +191,7 @@ void CudaBatch::pad(const Layout& at, const PassSize& filled, const PassSize& pa
   for (int32_t i = filled.requests; i < padded.requests; ++i) {
     host<int32_t>(at.kv_lens)[i] = host<int32_t>(at.rows)[i] = 0;
     host<int32_t>(at.state_slots)[i] = -1;
-    host<int32_t>(at.shared_prefix)[i] = 0;
+    host<int32_t>(at.draft_counts)[i] = host<int32_t>(at.shared_prefix)[i] = 0;
     host<int32_t>(at.q_indptr)[i + 1] = filled.tokens;
   }
 }
@@ -287,6 +289,7 @@ BatchView CudaBatch::view(const PassSize& size) const {
     view.linear.snapshot_slots = {device<int32_t>(at.snapshot_slots),
                                   static_cast<size_t>(size.tokens)};
   }
+  if (size.kept_drafts) view.linear.draft_counts = {device<int32_t>(at.draft_counts), requests};
   if (size.shares_prefixes) {
     view.hints.shared_prefix = {device<int32_t>(at.shared_prefix), requests};
   }

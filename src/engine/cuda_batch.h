@@ -100,7 +100,8 @@ class CudaBatch {
   // copied.
   struct Layout {
     size_t begin, tokens, positions, logit_rows, features, token_rows, drawn_by, out_slots,
-        snapshot_slots, q_indptr, kv_lens, rows, state_slots, shared_prefix, draws, end;
+        snapshot_slots, q_indptr, kv_lens, rows, draft_counts, state_slots, shared_prefix, draws,
+        end;
   };
   struct Layouts {
     Layout few, many;

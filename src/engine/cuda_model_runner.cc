@@ -127,7 +127,8 @@ PaddedPassOptions CudaModelRunner::padded_options(const ModelRunnerOptions& opti
       .logit_rows = logit_rows_,
       .chunks = options.captures_extends,
       .draws = draws(),
-      .snapshots = caches_.has_state()};
+      .snapshots = caches_.has_state() && !caches_.keeps_drafts(),
+      .kept_drafts = caches_.keeps_drafts()};
 }
 
 // Model and caches are there while the pass ends and memory is freed.

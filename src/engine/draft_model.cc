@@ -17,12 +17,12 @@ constexpr int32_t kDraftWidth = 2;
 // Returns the bytes of the states that the model wants, whatever the length of requests.
 size_t state_bytes(const ModelInfo& model, const EngineOptions& options) {
   const int32_t requests = std::min(options.max_requests, options.max_batch_tokens);
-  const int32_t slots =
-      state_slots(requests, options.max_drafts, options.prefix_cache ? requests : 0);
+  const int32_t cached = options.prefix_cache ? requests : 0;
   size_t bytes = 0;
-  for (const LayerGroup& group : model.groups) {
-    if (is_linear(group.spec.kind))
-      bytes += static_cast<size_t>(slots) * group.state.bytes_per_slot();
+  for (const CacheGroup& group : cache_groups(model, options)) {
+    if (!group.state) continue;
+    const int32_t slots = state_slots(*group.state, requests, options.max_drafts, cached);
+    bytes += static_cast<size_t>(slots) * group.state->bytes_per_slot();
   }
   return bytes;
 }

@@ -51,6 +51,14 @@ KvCacheSpec kv_cache_spec(const LayerGroup& group, const EngineOptions& options)
   return cache;
 }
 
+StateCacheSpec state_cache_spec(const LayerGroup& group, const EngineOptions& options) {
+  StateCacheSpec state = group.state;
+  if (options.speculate.empty() || convolves_alone(group.spec.kind)) return state;
+  state.max_drafts = options.max_drafts;
+  state.draft_inputs = draft_row(group.spec).size;
+  return state;
+}
+
 ContextBackendOptions context_options(const GroupSelection& selection, int32_t ranks) {
   return {.spec = selection.request.spec,
           .shards = {ranks, 1},
@@ -68,7 +76,7 @@ std::vector<CacheGroup> cache_groups(const ModelInfo& model, const EngineOptions
   std::vector<CacheGroup> groups;
   for (const LayerGroup& group : model.groups) {
     if (is_linear(group.spec.kind)) {
-      groups.push_back({{}, group.state});
+      groups.push_back({{}, state_cache_spec(group, options)});
     } else {
       groups.push_back({kv_cache_spec(group, options), {}});
     }

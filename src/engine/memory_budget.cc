@@ -14,7 +14,7 @@ namespace {
 // help only a prefix cache over more conversations than this.
 constexpr int64_t kCachedConversations = 4;
 constexpr int32_t kSnapshotsPerRequest = 3;
-constexpr size_t kAlignmentSlack = 2 * 64;  // alignment of the two arrays of a state layer
+constexpr size_t kAlignmentSlack = 3 * 64;  // alignment of the arrays of a state layer
 
 // Returns the largest value of [low, high] that satisfies a condition. The condition holds for low,
 // and once false, stays false.
@@ -55,7 +55,7 @@ MemoryPlan sized(const MemoryDemand& demand, int64_t pages, Width width) {
   for (size_t g = 0; g < demand.groups.size(); ++g) {
     const CacheGroup& group = demand.groups[g];
     if (group.state) {
-      plan.state_slots = state_slots(width.running, demand.max_drafts, width.cached);
+      plan.state_slots = state_slots(*group.state, width.running, demand.max_drafts, width.cached);
       plan.bytes += static_cast<size_t>(plan.state_slots) * group.state->bytes_per_slot() +
                     static_cast<size_t>(group.state->layers) * kAlignmentSlack;
     } else if (group.kv->window > 0) {
@@ -100,8 +100,10 @@ int32_t affordable_context(const MemoryDemand& demand) {
 
 }  // namespace
 
-int32_t state_slots(int32_t running, int32_t max_drafts, int32_t cached) {
-  return 1 + running * (1 + max_drafts) + kSnapshotsPerRequest * cached;
+int32_t state_slots(const StateCacheSpec& state, int32_t running, int32_t max_drafts,
+                    int32_t cached) {
+  const int32_t draft_states = state.max_drafts > 0 ? 0 : max_drafts;
+  return 1 + running * (1 + draft_states) + kSnapshotsPerRequest * cached;
 }
 
 MemoryPlan plan_memory(const MemoryDemand& wish) {

@@ -25,8 +25,9 @@ struct MemoryDemand {
   int32_t max_context = 1;
   bool shrink_context = false;  // max_context may be reduced to fit the budget
   bool prefix_cache = false;    // reserves space for what outlives its request
-  int32_t max_drafts = 0;       // drafts of a request in one pass; each needs a state
-  size_t budget = 0;            // in bytes
+  // Drafts of a request in one pass. Each needs a state, unless states keep drafts.
+  int32_t max_drafts = 0;
+  size_t budget = 0;  // in bytes
 };
 
 struct MemoryPlan {
@@ -37,9 +38,10 @@ struct MemoryPlan {
   size_t bytes = 0;  // total of all pools, at most the budget
 };
 
-// Returns the state slots, slot 0 included, for so many running requests with up to max_drafts
-// drafts each, and the snapshots of so many finished ones.
-int32_t state_slots(int32_t running, int32_t max_drafts, int32_t cached);
+// Returns the slots of such states, slot 0 included, for so many running requests with up to
+// max_drafts drafts each, and the snapshots of so many finished ones.
+int32_t state_slots(const StateCacheSpec& state, int32_t running, int32_t max_drafts,
+                    int32_t cached);
 
 // One request of max_context tokens always fits alone. The remaining memory serves more concurrent
 // requests first, then a larger prefix cache. Memory that could never be used is not part of the

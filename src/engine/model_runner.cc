@@ -64,7 +64,7 @@ class HostModelRunner final : public ModelRunner {
   // Arrays of the batch, with room for the limits. Each pass fills their beginning.
   std::vector<int32_t> tokens_, positions_, logit_rows_, features_, snapshot_slots_;
   std::vector<int64_t> out_slots_;
-  std::vector<int32_t> q_indptr_, kv_lens_, rows_, state_slots_, shared_prefix_;
+  std::vector<int32_t> q_indptr_, kv_lens_, rows_, draft_counts_, state_slots_, shared_prefix_;
 };
 
 HostModelRunner::HostModelRunner(ReservedModel model, CacheSet& caches,
@@ -84,7 +84,8 @@ HostModelRunner::HostModelRunner(ReservedModel model, CacheSet& caches,
   }
   out_slots_.resize(tokens);
   q_indptr_.resize(requests + 1);
-  for (std::vector<int32_t>* array : {&kv_lens_, &rows_, &state_slots_, &shared_prefix_}) {
+  for (std::vector<int32_t>* array :
+       {&kv_lens_, &rows_, &draft_counts_, &state_slots_, &shared_prefix_}) {
     array->resize(requests);
   }
 }
@@ -98,10 +99,11 @@ void HostModelRunner::enqueue(std::span<const PassPart> parts) {
   result.place = passes_.empty() ? 0 : 1 - passes_.back().place;
   result.times.begin = std::chrono::steady_clock::now();
   result.drawn.assign(static_cast<size_t>(count_draws(parts)), -1);
-  const PassSize size = fill_arrays(
-      parts, limits_, caches_.table(),
-      {tokens_.data(), positions_.data(), logit_rows_.data(), features_.data(), out_slots_.data(),
-       snapshot_slots_.data(), q_indptr_.data(), kv_lens_.data(), rows_.data()});
+  const PassSize size =
+      fill_arrays(parts, limits_, caches_.table(),
+                  {tokens_.data(), positions_.data(), logit_rows_.data(), features_.data(),
+                   out_slots_.data(), snapshot_slots_.data(), q_indptr_.data(), kv_lens_.data(),
+                   rows_.data(), draft_counts_.data()});
   take_drawn_tokens(parts);
   for (size_t i = 0; i < parts.size(); ++i) state_slots_[i] = parts[i].lease->state_slot;
   BatchView view = batch(size);
@@ -212,6 +214,7 @@ BatchView HostModelRunner::batch(const PassSize& size) const {
   view.out_slots = out_slots_;
   view.linear.state_slots = state_slots_;
   if (size.snapshots) view.linear.snapshot_slots = snapshot_slots_;
+  if (size.kept_drafts) view.linear.draft_counts = draft_counts_;
   return view;
 }
 
@@ -235,7 +238,7 @@ size_t host_batch_bytes(const BatchLimits& limits) {
   const auto tokens = static_cast<size_t>(limits.max_tokens);
   const size_t table = (requests + 1) * static_cast<size_t>(limits.max_kv_len) * sizeof(int32_t);
   return table + tokens * (5 * sizeof(int32_t) + sizeof(int64_t)) +
-         (5 * requests + 1) * sizeof(int32_t);
+         (6 * requests + 1) * sizeof(int32_t);
 }
 
 std::unique_ptr<ModelRunner> make_model_runner(Model& model, CacheSet& caches, ThreadPool& threads,

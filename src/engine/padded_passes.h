@@ -21,7 +21,8 @@ struct PaddedPassOptions {
   int32_t logit_rows = 1;    // max rows of logits of such a pass
   bool chunks = false;       // passes with small chunks of prompts are padded
   bool draws = false;        // passes draw their tokens
-  bool snapshots = false;    // passes with several new tokens of a request name slots of states
+  // Passes with several new tokens of a request name slots of states, or drafts that states keep.
+  bool snapshots = false, kept_drafts = false;
 };
 
 class PaddedPasses {

@@ -32,6 +32,8 @@ PassSize fill_arrays(std::span<const PassPart> parts, const BatchLimits& limits,
     std::fill_n(arrays.snapshot_slots + size.tokens, count, -1);
     std::ranges::copy(part.lease->draft_states, arrays.snapshot_slots + size.tokens);
     size.snapshots |= !part.lease->draft_states.empty();
+    arrays.draft_counts[size.requests] = part.lease->kept_drafts;
+    size.kept_drafts |= part.lease->kept_drafts > 0;
     size.tokens += count;
     for (int32_t row = size.tokens - part.logit_rows; row < size.tokens; ++row) {
       arrays.logit_rows[size.logit_rows++] = row;

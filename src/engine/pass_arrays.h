@@ -20,6 +20,7 @@ struct PassSize {
   bool draws = false;            // the listed tokens are drawn
   bool shares_prefixes = false;  // the batch names its shared prefixes
   bool snapshots = false;        // the batch names slots of the states after its tokens
+  bool kept_drafts = false;      // the batch names the drafts that states keep
   bool padded = false;           // the sizes are a graph's
   ForwardMode mode = ForwardMode::extend;
 };
@@ -31,7 +32,7 @@ struct PassArrays {
   int64_t* out_slots;                                   // [max_tokens]
   int32_t* snapshot_slots;                              // [max_tokens]
   int32_t* q_indptr;                                    // [max_requests + 1]
-  int32_t *kv_lens, *request_rows;                      // [max_requests]
+  int32_t *kv_lens, *request_rows, *draft_counts;       // [max_requests]
 };
 
 // Fills the arrays, one request per part, and returns all sizes but those of draws, and without

@@ -171,5 +171,26 @@ TEST(CacheStates, StatesBeforeDraftsAreKept) {
   EXPECT_TRUE(caches.empty());
 }
 
+// A state that keeps its drafts takes no other slot, whatever becomes of them.
+TEST(CacheStates, KeptDraftsTakeNoSlots) {
+  CacheSet caches(tiny_cache_options({.state_slots = 1, .kept_drafts = 3}));
+  const std::vector<int32_t> tokens = numbered(4);
+  std::optional<CacheLease> lease = caches.admit({tokens, ""}, true, 0);
+  ASSERT_TRUE(lease);
+  const int32_t slot = lease->state_slot;
+  for (const int32_t accepted : {0, 2, 3}) {
+    const int32_t end = lease->tokens;
+    ASSERT_TRUE(caches.extend(*lease, end - 1, end + 3));
+    ASSERT_TRUE(caches.hold_draft_states(*lease, 3));
+    EXPECT_EQ(lease->kept_drafts, 3);
+    EXPECT_TRUE(lease->draft_states.empty());
+    caches.truncate(*lease, end + accepted);
+    EXPECT_EQ(lease->kept_drafts, 0);
+    EXPECT_EQ(lease->state_slot, slot);
+  }
+  caches.release(*lease);
+  EXPECT_TRUE(caches.empty());
+}
+
 }  // namespace
 }  // namespace fovea

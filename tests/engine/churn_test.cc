@@ -103,7 +103,7 @@ INSTANTIATE_TEST_SUITE_P(Overlapped, Churn,
 INSTANTIATE_TEST_SUITE_P(
     Speculative, Churn,
     ::testing::Combine(::testing::Values("llama", "gemma2", "gpt_oss", "deepseek_v3", "llama4_text",
-                                         "qwen3_next", "granitemoehybrid", "kimi_linear"),
+                                         "qwen3_next", "granitemoehybrid", "kimi_linear", "mamba"),
                        ::testing::Values(Passes::speculative)),
     name_of);
 

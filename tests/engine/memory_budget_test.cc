@@ -80,6 +80,12 @@ TEST(MemoryBudget, NeverExceedsTheBudgetAndServesOneFullRequest) {
     demand.max_context = *rc::gen::inRange(1, 20000);
     demand.prefix_cache = *rc::gen::arbitrary<bool>();
     demand.max_drafts = *rc::gen::inRange(0, 8);
+    const bool keeps_drafts = demand.max_drafts > 0 && *rc::gen::arbitrary<bool>();
+    for (CacheGroup& group : demand.groups) {
+      if (!group.state || !keeps_drafts) continue;
+      group.state->max_drafts = demand.max_drafts;
+      group.state->draft_inputs = 12;
+    }
     demand.shrink_context = *rc::gen::arbitrary<bool>();
     demand.budget = (size_t{1} << *rc::gen::inRange(12, 29)) + *rc::gen::inRange<size_t>(0, 4096);
     MemoryPlan plan;
@@ -100,7 +106,8 @@ TEST(MemoryBudget, NeverExceedsTheBudgetAndServesOneFullRequest) {
     RC_ASSERT(plan.pages - 1 >= context_pages);
     for (size_t g = 0; g < demand.groups.size(); ++g) {
       if (demand.groups[g].state) {
-        RC_ASSERT(plan.state_slots >= 2 + demand.max_drafts);
+        const bool keeps = demand.groups[g].state->max_drafts > 0;
+        RC_ASSERT(plan.state_slots >= 2 + (keeps ? 0 : demand.max_drafts));
       } else if (const int32_t window = demand.groups[g].kv->window; window > 0) {
         const int64_t one_request =
             (window - 1 + demand.max_batch_tokens + demand.page_size - 1) / demand.page_size + 1;
@@ -110,6 +117,17 @@ TEST(MemoryBudget, NeverExceedsTheBudgetAndServesOneFullRequest) {
   }));
   EXPECT_GT(accepted, 20);
   EXPECT_GT(refused, 0);
+}
+
+TEST(MemoryBudget, StatesThatKeepDraftsNeedNoOthers) {
+  MemoryDemand demand = demand_for(16, true, false, true);
+  demand.budget = size_t{1} << 30;
+  const int32_t without = plan_memory(demand).state_slots;
+  demand.max_drafts = 4;
+  EXPECT_EQ(plan_memory(demand).state_slots, without + 4 * demand.max_requests);
+  demand.groups.back().state->max_drafts = 4;
+  demand.groups.back().state->draft_inputs = 12;
+  EXPECT_EQ(plan_memory(demand).state_slots, without);
 }
 
 TEST(MemoryBudget, MoreMemoryNeverShortensTheContext) {

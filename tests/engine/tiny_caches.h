@@ -16,6 +16,7 @@ struct TinyCaches {
   int64_t window_pages = 0;  // excluding page 0; 0: no window group
   int32_t window = 6;
   int32_t state_slots = 0;  // excluding slot 0; 0: no linear group
+  int32_t kept_drafts = 0;  // that a state slot keeps
   int32_t max_requests = 4;
   int32_t max_context = 40;
   bool prefix_cache = true;
@@ -43,6 +44,8 @@ inline CacheSetOptions tiny_cache_options(const TinyCaches& tiny) {
     state.layers = state.conv_dim = state.heads = state.rows = 2;
     state.columns = 1;
     state.conv_width = 3;
+    state.max_drafts = tiny.kept_drafts;
+    state.draft_inputs = tiny.kept_drafts > 0 ? 4 : 0;
     options.groups.push_back({{}, state});
     options.plan.window_pages.push_back(0);
     options.plan.state_slots = tiny.state_slots + 1;

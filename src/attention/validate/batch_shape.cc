@@ -142,7 +142,7 @@ void validate_batch_shape(const BatchView& batch, const BatchRules& rules) {
   check_arrays(batch);
   check_host_lens(batch, limits);
   check_argument(
-      batch.linear.draft_counts.empty() || rules.max_drafts > 0,
+      batch.linear.draft_counts.empty() || rules.max_drafts > 0 || !is_linear(rules.spec.kind),
       "linear.draft_counts is given, the state pool keeps no drafts: its max_drafts is 0");
   need_array(batch.q_indptr.data(), "q_indptr");
   if (uses_kv_cache(rules.spec)) check_cache(batch, rules);
