@@ -31,6 +31,7 @@ enum Argument : size_t {
   kCrossEntryTokens,
   kStateSlots,
   kSnapshotSlots,
+  kDraftCounts,
   kMaxQLen,
   kMaxKvLen,
   kHostQLens,
@@ -46,8 +47,9 @@ constexpr const char* kNames[kArguments] = {
     "out_slots",      "positions",      "tree_ancestors", "custom_visible",
     "custom_indptr",  "span_bounds",    "span_indptr",    "item_prefix_lens",
     "item_token_pos", "cross_lens",     "cross_table",    "cross_entry_tokens",
-    "state_slots",    "snapshot_slots", "max_q_len",      "max_kv_len",
-    "host_q_lens",    "host_kv_lens",   "shared_prefix",  "prefix_written"};
+    "state_slots",    "snapshot_slots", "draft_counts",   "max_q_len",
+    "max_kv_len",     "host_q_lens",    "host_kv_lens",   "shared_prefix",
+    "prefix_written"};
 
 // Reads the arguments of one batch.
 class BatchReader {
@@ -69,7 +71,8 @@ class BatchReader {
     view.positions = array<int32_t>(kPositions);
     read_masks(view.masks);
     view.cross = {array<int32_t>(kCrossLens), table(kCrossTable, kCrossEntryTokens)};
-    view.linear = {array<int32_t>(kStateSlots), array<int32_t>(kSnapshotSlots)};
+    view.linear = {array<int32_t>(kStateSlots), array<int32_t>(kSnapshotSlots),
+                   array<int32_t>(kDraftCounts)};
     read_hints(view.hints);
     view.requests = requests();
     view.tokens = tokens();
@@ -230,8 +233,9 @@ void bind_batches(nb::module_& module) {
       "custom_visible uint8 or bool [bytes], custom_indptr int64 [requests + 1]; span_bounds int32 "
       "[spans, 2], span_indptr int32 [requests + 1]; item_prefix_lens int32 [requests], "
       "item_token_pos uint16 [requests, stride]; cross_lens int32 [requests], cross_table as "
-      "table; state_slots int32 [requests]; snapshot_slots int32 [tokens]; host_q_lens and "
-      "host_kv_lens int32 [requests] in host memory; shared_prefix int32 [requests].\n\n"
+      "table; state_slots int32 [requests]; snapshot_slots int32 [tokens]; draft_counts int32 "
+      "[requests]; host_q_lens and host_kv_lens int32 [requests] in host memory; shared_prefix "
+      "int32 [requests].\n\n"
       "requests defaults to the length of kv_lens, else to that of q_indptr less 1. tokens "
       "defaults to the length of out_slots or positions, to requests in mode decode, and on the "
       "CPU to the last entry of q_indptr.",
@@ -257,9 +261,9 @@ void bind_batches(nb::module_& module) {
                   "item_token_pos: Array | None = None, cross_lens: Array | None = None, "
                   "cross_table: Array | RequestTable | None = None, cross_entry_tokens: int = 1, "
                   "state_slots: Array | None = None, snapshot_slots: Array | None = None, "
-                  "max_q_len: int = 0, max_kv_len: int = 0, host_q_lens: Array | None = None, "
-                  "host_kv_lens: Array | None = None, shared_prefix: Array | None = None, "
-                  "prefix_written: bool = False) -> None"))
+                  "draft_counts: Array | None = None, max_q_len: int = 0, max_kv_len: int = 0, "
+                  "host_q_lens: Array | None = None, host_kv_lens: Array | None = None, "
+                  "shared_prefix: Array | None = None, prefix_written: bool = False) -> None"))
       .def_prop_ro("mode", [](const Batch& self) { return self.view.mode; })
       .def_prop_ro("requests", [](const Batch& self) { return self.view.requests; })
       .def_prop_ro("tokens", [](const Batch& self) { return self.view.tokens; })

@@ -16,7 +16,8 @@ static bool operator==(const KvCacheSpec& a, const KvCacheSpec& b) {
 }
 static bool operator==(const StateCacheSpec& a, const StateCacheSpec& b) {
   return a.layers == b.layers && a.conv_dim == b.conv_dim && a.conv_width == b.conv_width &&
-         a.heads == b.heads && a.rows == b.rows && a.columns == b.columns && a.dtype == b.dtype;
+         a.heads == b.heads && a.rows == b.rows && a.columns == b.columns && a.dtype == b.dtype &&
+         a.max_drafts == b.max_drafts && a.draft_inputs == b.draft_inputs;
 }
 static bool operator==(const BatchLimits& a, const BatchLimits& b) {
   return a.max_requests == b.max_requests && a.max_tokens == b.max_tokens &&
@@ -105,7 +106,9 @@ std::span<const Field<StateCacheSpec>> fields_of<StateCacheSpec>() {
                                           field<&Spec::heads>("heads"),
                                           field<&Spec::rows>("rows"),
                                           field<&Spec::columns>("columns"),
-                                          field<&Spec::dtype>("dtype")};
+                                          field<&Spec::dtype>("dtype"),
+                                          field<&Spec::max_drafts>("max_drafts"),
+                                          field<&Spec::draft_inputs>("draft_inputs")};
   return table;
 }
 
@@ -181,7 +184,8 @@ void bind_specs(nb::module_& module) {
       "chunk: int = 0, dual_chunk: DualChunk = ..., has_rope: bool = False, needs_lse: bool = "
       "False, batch_invariant: bool = False, scores: ScoreSpec = ..., mla: MlaSpec = ..., linear: "
       "LinearSpec = ...) -> None",
-      "The needs of a group of layers. A missing head_dim_v means head_dim.");
+      "The needs of a group of layers. A missing head_dim_v means head_dim.")
+      .def_prop_ro("draft_inputs", [](const AttentionSpec& self) { return draft_row(self).size; });
   bind_value_type<KvCacheSpec>(
       module, "KvCacheSpec",
       "def __init__(self, *, layout: KvLayout | str = 'mha', order: KvOrder | str = 'nhd', dtype: "
@@ -194,7 +198,8 @@ void bind_specs(nb::module_& module) {
   bind_value_type<StateCacheSpec>(
       module, "StateCacheSpec",
       "def __init__(self, *, layers: int = 1, conv_dim: int = 0, conv_width: int = 0, heads: int = "
-      "0, rows: int = 0, columns: int = 0, dtype: DType | str = 'fp32') -> None",
+      "0, rows: int = 0, columns: int = 0, dtype: DType | str = 'fp32', max_drafts: int = 0, "
+      "draft_inputs: int = 0) -> None",
       "Layout of the recurrent states of linear layers.")
       .def_prop_ro("bytes_per_slot", &StateCacheSpec::bytes_per_slot);
   bind_value_type<BatchLimits>(

@@ -245,6 +245,8 @@ class AttentionSpec:
     def mla(self) -> MlaSpec: ...
     @property
     def linear(self) -> LinearSpec: ...
+    @property
+    def draft_inputs(self) -> int: ...
     def replace(self, **fields: Any) -> AttentionSpec: ...
 
 class KvCacheSpec:
@@ -301,6 +303,8 @@ class StateCacheSpec:
         rows: int = 0,
         columns: int = 0,
         dtype: DType | str = "fp32",
+        max_drafts: int = 0,
+        draft_inputs: int = 0,
     ) -> None: ...
     @property
     def layers(self) -> int: ...
@@ -316,6 +320,10 @@ class StateCacheSpec:
     def columns(self) -> int: ...
     @property
     def dtype(self) -> DType: ...
+    @property
+    def max_drafts(self) -> int: ...
+    @property
+    def draft_inputs(self) -> int: ...
     @property
     def bytes_per_slot(self) -> int: ...
     def replace(self, **fields: Any) -> StateCacheSpec: ...
@@ -680,7 +688,7 @@ class Batch:
     [requests + 1]; span_bounds int32 [2 * spans] or [spans, 2], span_indptr int32 [requests + 1]; item_prefix_lens
     uint32 or int32 [requests], item_token_pos uint16 or int16 [requests, stride].
     Cross attention: cross_lens int32 [requests], cross_table as table. Linear layers: state_slots int32 [requests],
-    snapshot_slots int32 [tokens].
+    snapshot_slots int32 [tokens], draft_counts int32 [requests].
     Hints: max_q_len, max_kv_len, host_q_lens and host_kv_lens int32 [requests] in host memory, shared_prefix int32
     [requests], prefix_written.
 
@@ -714,6 +722,7 @@ class Batch:
         cross_entry_tokens: int = 1,
         state_slots: Array | None = None,
         snapshot_slots: Array | None = None,
+        draft_counts: Array | None = None,
         max_q_len: int = 0,
         max_kv_len: int = 0,
         host_q_lens: Array | None = None,

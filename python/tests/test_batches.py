@@ -100,6 +100,61 @@ def test_cross_attention():
     np.testing.assert_allclose(out, np.einsum("hqk,khd->qhd", weights, np.repeat(v, 2, axis=1)), atol=2e-5)
 
 
+def test_slots_keep_drafts():
+    rng = np.random.default_rng(6)
+    linear = fovea.LinearSpec(key_heads=1, value_heads=2, key_dim=16, value_dim=16, conv_width=4)
+    spec = fovea.AttentionSpec(kind="gated_delta_net", linear=linear)
+    states = fovea.StateCacheSpec(conv_dim=linear.conv_dim, conv_width=4, heads=2, rows=16, columns=16)
+    keeping = states.replace(max_drafts=3, draft_inputs=spec.draft_inputs)
+    assert keeping.max_drafts == 3 and keeping != states
+    assert keeping.bytes_per_slot > states.bytes_per_slot
+    limits = fovea.BatchLimits(max_tokens=9, max_q_len=9, max_kv_len=9)
+    mixed = rng.standard_normal((9, linear.conv_dim)).astype(np.float32)
+    decay = -rng.random((9, 2)).astype(np.float32)
+    beta = rng.random((9, 2)).astype(np.float32)
+    weight = rng.standard_normal((linear.conv_dim, 4)).astype(np.float32)
+
+    def layer(state_spec):
+        pool = fovea.StatePool(state_spec, 2)
+        made = fovea.select(spec, limits=limits, threads=1).create(state=pool)
+        made.reserve(limits)
+        slot = pool.allocate()
+
+        def run(begin, end, **drafts):
+            made.plan(
+                fovea.Batch(
+                    mode="extend",
+                    q_indptr=np.array([0, end - begin], np.int32),
+                    kv_lens=np.array([end], np.int32),
+                    state_slots=np.array([slot], np.int32),
+                    **drafts,
+                )
+            )
+            out = np.zeros((end - begin, 2, 16), np.float32)
+            rows = slice(begin, end)
+            made.forward(
+                out=out,
+                mixed=mixed[rows],
+                log_decay=decay[rows],
+                beta=beta[rows],
+                conv_weight=weight,
+                l2_normalise_qk=True,
+            )
+            return out
+
+        return run
+
+    want = layer(states)(0, 9)
+    run = layer(keeping)
+    first = run(0, 5, draft_counts=np.array([3], np.int32))
+    rest = run(4, 9)  # two of three drafts are accepted
+    np.testing.assert_array_equal(np.concatenate([first[:4], rest]), want)
+    with pytest.raises(fovea.Error, match="draft_counts is given, the state pool keeps no drafts"):
+        layer(states)(0, 5, draft_counts=np.array([3], np.int32))
+    with pytest.raises(fovea.Error, match=r"draft_counts\[0\] is 6, must be in \[0, 3\]"):
+        layer(keeping)(0, 5, draft_counts=np.array([6], np.int32))
+
+
 @pytest.mark.parametrize("kind", ["gated_delta_net", "kda", "lightning"])
 def test_linear_layer_continues_its_state(kind):
     rng = np.random.default_rng(5)

@@ -102,7 +102,8 @@ BatchView to_batch(const fovea_batch* batch, Device device, const BatchLimits& l
   to.linear = {
       .state_slots = dense_array<int32_t>(from.linear.state_slots, {"linear.state_slots", device}),
       .snapshot_slots =
-          dense_array<int32_t>(from.linear.snapshot_slots, {"linear.snapshot_slots", device})};
+          dense_array<int32_t>(from.linear.snapshot_slots, {"linear.snapshot_slots", device}),
+      .draft_counts = dense_array<int32_t>(from.draft_counts, {"draft_counts", device})};
   to.hints = to_hints(from.hints, device);
   check_room(given, to.hints.max_kv_len > 0 ? to.hints.max_kv_len : limits.max_kv_len, "table");
   return to;

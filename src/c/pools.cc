@@ -201,6 +201,7 @@ fovea_status fovea_state_pool_layer(const fovea_state_pool* pool, int32_t layer,
     to.state = from.state;
     to.conv_slot_stride = from.conv_slot_stride;
     to.state_slot_stride = from.state_slot_stride;
+    to.drafts = from.drafts;
     write_struct(view, to, "view");
   });
 }

@@ -97,7 +97,9 @@ StateCacheSpec to_spec(const fovea_state_cache_spec* spec, std::string_view name
           .heads = from.heads,
           .rows = from.rows,
           .columns = from.columns,
-          .dtype = to_enum(from.dtype, DType::u8, "dtype")};
+          .dtype = to_enum(from.dtype, DType::u8, "dtype"),
+          .max_drafts = from.max_drafts,
+          .draft_inputs = from.draft_inputs};
 }
 
 BatchLimits to_limits(const fovea_batch_limits* limits) {
@@ -153,6 +155,22 @@ fovea_status fovea_kv_cache_spec_init(fovea_kv_cache_spec* spec, size_t struct_s
 
 fovea_status fovea_state_cache_spec_init(fovea_state_cache_spec* spec, size_t struct_size) {
   return init_struct(spec, struct_size, default_state_cache_spec(), "spec");
+}
+
+fovea_status fovea_draft_inputs(const fovea_attention_spec* spec, int32_t* values) {
+  return guarded([&] {
+    check_pointer(values, "values");
+    const fovea::AttentionSpec layers = to_spec(spec);
+    constexpr int32_t kMax = 1 << 14;  // products of two stay below 2^31
+    const auto& linear = layers.linear;
+    for (const auto& [value, name] : {std::pair(linear.key_heads, "key_heads"),
+                                      {linear.value_heads, "value_heads"},
+                                      {linear.key_dim, "key_dim"},
+                                      {linear.value_dim, "value_dim"}}) {
+      check(value >= 0 && value <= kMax, "linear.{} is {}, must be in [0, {}]", name, value, kMax);
+    }
+    set(values, fovea::draft_row(layers).size, "values");
+  });
 }
 
 fovea_status fovea_batch_limits_init(fovea_batch_limits* limits, size_t struct_size) {

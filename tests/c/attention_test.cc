@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Selection, linear layers, compositions, merging and addresses through the C interface give what
+// Selection, compositions, merging and addresses through the C interface give what
 // C++ gives.
 #include <gtest/gtest.h>
 
@@ -11,7 +11,6 @@
 #include "c/small_world.h"
 #include "c/through_c.h"
 #include "fovea/merge_states.h"
-#include "support/linear_case.h"
 
 namespace fovea::test {
 namespace {
@@ -120,123 +119,6 @@ TEST(AttentionInC, ARefusedRequestCanKeepItsReasons) {
   EXPECT_EQ(fovea_backend_create(selection, world.pool, nullptr, world.threads, &backend),
             FOVEA_INVALID_ARGUMENT);
   EXPECT_EQ(fovea_selection_destroy(selection), FOVEA_OK);
-}
-
-fovea_backend* linear_backend(const LinearCase& test, const BatchLimits& limits,
-                              fovea_state_pool* states, fovea_thread_pool* threads) {
-  const fovea_attention_spec spec = to_c(test.spec);
-  const fovea_batch_limits c_limits = to_c(limits);
-  fovea_selection_request request;
-  check_status(fovea_selection_request_init(&request, sizeof request));
-  request.spec = &spec;
-  request.limits = &c_limits;
-  fovea_selection* selection = nullptr;
-  fovea_backend* backend = nullptr;
-  check_status(fovea_selection_create(&request, &selection));
-  check_status(fovea_backend_create(selection, nullptr, states, threads, &backend));
-  check_status(fovea_selection_destroy(selection));
-  check_status(fovea_backend_reserve(backend, &c_limits, nullptr, 0));
-  return backend;
-}
-
-// Runs the first sequence of a case by C++.
-std::vector<float> expected_linear(const LinearCase& test, const BatchView& batch,
-                                   const LayerTensors& layer, std::vector<float>& out) {
-  const BackendRegistry registry = BackendRegistry::builtin();
-  ThreadPool threads(1);
-  const auto states = make_state_pool(state_spec(test), 2);
-  const auto backend =
-      registry.find("linear")->create({test.spec, nullptr, states.get(), &threads});
-  backend->reserve(
-      {.max_tokens = batch.tokens, .max_q_len = batch.tokens, .max_kv_len = batch.tokens});
-  backend->plan(batch);
-  backend->forward(layer);
-  return out;
-}
-
-fovea_state_pool* linear_states(const LinearCase& test) {
-  const StateCacheSpec pool = state_spec(test);
-  fovea_state_cache_spec state;
-  check_status(fovea_state_cache_spec_init(&state, sizeof state));
-  state.layers = pool.layers;
-  state.conv_dim = pool.conv_dim;
-  state.conv_width = pool.conv_width;
-  state.heads = pool.heads;
-  state.rows = pool.rows;
-  state.columns = pool.columns;
-  state.dtype = static_cast<fovea_dtype>(pool.dtype);
-  fovea_state_pool* states = nullptr;
-  check_status(fovea_state_pool_create(&state, 2, {FOVEA_CPU, 0}, &states));
-  return states;
-}
-
-fovea_linear_tensors linear_tensors(const LinearCase& test, const LinearTensors& from,
-                                    int32_t length, TensorList& tensors) {
-  const LinearSpec& linear = test.spec.linear;
-  const AttentionKind kind = test.spec.kind;
-  const int64_t channels = conv_dim_of(test.spec);
-  const auto add = [&](const float* values, std::initializer_list<int64_t> shape) {
-    return tensors.add(values, DType::f32, shape);
-  };
-  fovea_linear_tensors given{};
-  given.mixed = add(from.mixed, {length, from.conv_weight ? channels : linear.conv_dim()});
-  given.conv_weight = add(from.conv_weight, {channels, linear.conv_width});
-  given.conv_bias = add(from.conv_bias, {channels});
-  given.log_decay =
-      kind == AttentionKind::kda ? add(from.log_decay, {length, linear.value_heads, linear.key_dim})
-      : kind == AttentionKind::lightning ? add(from.log_decay, {linear.value_heads})
-      : kind == AttentionKind::mamba1    ? add(from.log_decay, {linear.value_heads, linear.key_dim})
-                                         : add(from.log_decay, {length, linear.value_heads});
-  given.beta = add(from.beta, {length, linear.value_heads});
-  given.skip = add(from.skip, {linear.value_heads});
-  given.l2_normalise_qk = from.l2_normalise_qk;
-  given.plain_conv = from.plain_conv;
-  return given;
-}
-
-// Runs one call of the first sequence by C++ and by C.
-void expect_same_bits(const LinearCase& test, const LinearTensors& from) {
-  const LinearSpec& linear = test.spec.linear;
-  const int32_t length = test.lengths.front(), slot = 1, q_indptr[] = {0, length};
-  std::vector<float> out(static_cast<size_t>(length) * linear.value_heads * linear.value_dim);
-  const BatchView view{.mode = ForwardMode::extend,
-                       .requests = 1,
-                       .tokens = length,
-                       .q_indptr = q_indptr,
-                       .kv_lens = {&length, 1},
-                       .linear = {.state_slots = {&slot, 1}}};
-  LayerTensors layer;
-  layer.out = dense_rows(out.data(), DType::f32, linear.value_heads, linear.value_dim);
-  layer.linear = from;
-  const std::vector<float> expected = expected_linear(test, view, layer, out);
-  std::fill(out.begin(), out.end(), 0.0f);
-
-  fovea_state_pool* const states = linear_states(test);
-  fovea_thread_pool* threads = nullptr;
-  ASSERT_EQ(fovea_thread_pool_create(1, &threads), FOVEA_OK);
-  fovea_backend* const backend = linear_backend(
-      test, {.max_tokens = length, .max_q_len = length, .max_kv_len = length}, states, threads);
-  TensorList tensors{Device{}};
-  fovea_batch batch = to_c(view, tensors);
-  fovea_layer_tensors given;
-  ASSERT_EQ(fovea_layer_tensors_init(&given, sizeof given), FOVEA_OK);
-  given.out = tensors.add(layer.out, length, linear.value_heads, linear.value_dim);
-  given.linear = linear_tensors(test, from, length, tensors);
-  ASSERT_EQ(fovea_backend_plan(backend, &batch, nullptr), FOVEA_OK) << fovea_last_error();
-  ASSERT_EQ(fovea_backend_forward(backend, &given, nullptr), FOVEA_OK) << fovea_last_error();
-  EXPECT_EQ(std::memcmp(out.data(), expected.data(), out.size() * sizeof(float)), 0) << test.name;
-  EXPECT_EQ(fovea_state_pool_destroy(states), FOVEA_OK);
-  EXPECT_EQ(fovea_backend_destroy(backend), FOVEA_OK);
-  EXPECT_EQ(fovea_thread_pool_destroy(threads), FOVEA_OK);
-}
-
-TEST(AttentionInC, LinearLayersGiveTheSameBits) {
-  for (const LinearCase& test : linear_cases()) {
-    const LinearData data = make_data(test);
-    const LinearSequence& sequence = data.sequences.front();
-    expect_same_bits(test, tensors_of(test, data, sequence));
-    if (makes_two_calls(test)) expect_same_bits(test, convolution_of(test, data, sequence));
-  }
 }
 
 TEST(AttentionInC, CompositionsGiveTheBitsOfTheirParts) {

@@ -104,7 +104,8 @@ class Caller {
                                         &batch.hints.host_kv_lens,
                                         &batch.hints.shared_prefix,
                                         &batch.masks.tree_ancestors,
-                                        &batch.linear.state_slots};
+                                        &batch.linear.state_slots,
+                                        &batch.draft_counts};
     if (bytes_.next() % 2 == 0) *bytes_.pick(numbers) = bytes_.pick(kInts);
     if (bytes_.next() % 3 == 0) *bytes_.pick(tensors) = any_view();
   }

@@ -308,6 +308,7 @@ fovea_batch to_c(const BatchView& batch, TensorList& tensors) {
   to.cross.entry_tokens = batch.cross.table.entry_tokens;
   to.linear.state_slots = ints(batch.linear.state_slots);
   to.linear.snapshot_slots = ints(batch.linear.snapshot_slots);
+  to.draft_counts = ints(batch.linear.draft_counts);
   to.hints.max_q_len = batch.hints.max_q_len;
   to.hints.max_kv_len = batch.hints.max_kv_len;
   to.hints.host_q_lens = on_host(batch.hints.host_q_lens);

@@ -77,6 +77,9 @@ typedef struct fovea_batch {
   fovea_cross_batch cross;
   fovea_linear_batch linear;
   fovea_batch_hints hints;
+  // i32 [requests] or NULL. Linear layers over a pool with max_drafts: how many of the last tokens
+  // of each request are drafts, which its slot keeps (docs/speculation.md).
+  const DLTensor* draft_counts;
 } fovea_batch;
 FOVEA_C_API fovea_status fovea_batch_init(fovea_batch* batch, size_t struct_size);
 

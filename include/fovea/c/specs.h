@@ -128,13 +128,17 @@ typedef struct fovea_state_cache_spec {
   int32_t layers;
   int32_t conv_dim;
   int32_t conv_width;
-  int32_t heads;      // linear.value_heads
-  int32_t rows;       // linear.value_dim
-  int32_t columns;    // linear.key_dim
-  fovea_dtype dtype;  // type of the states: FOVEA_F32, FOVEA_BF16 or FOVEA_F16
+  int32_t heads;         // linear.value_heads
+  int32_t rows;          // linear.value_dim
+  int32_t columns;       // linear.key_dim
+  fovea_dtype dtype;     // type of the states: FOVEA_F32, FOVEA_BF16 or FOVEA_F16
+  int32_t max_drafts;    // drafts that a slot keeps (fovea_linear_batch::draft_counts); 0: none
+  int32_t draft_inputs;  // with max_drafts: what fovea_draft_inputs() says of the layers, else 0
 } fovea_state_cache_spec;
 FOVEA_C_API fovea_status fovea_state_cache_spec_init(fovea_state_cache_spec* spec,
                                                      size_t struct_size);
+// Gives the values of a draft that a slot of linear layers keeps.
+FOVEA_C_API fovea_status fovea_draft_inputs(const fovea_attention_spec* spec, int32_t* values);
 
 // Upper bounds by which fovea_backend_reserve() sizes every buffer.
 typedef struct fovea_batch_limits {

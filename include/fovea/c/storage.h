@@ -164,6 +164,7 @@ typedef struct fovea_state_layer_view {
   void* state;               // [slots, heads, rows, columns] of the spec's dtype
   int64_t conv_slot_stride;  // elements
   int64_t state_slot_stride;
+  float* drafts;  // [slots, 2 * max_drafts, draft_inputs]; NULL if slots keep no drafts
 } fovea_state_layer_view;
 FOVEA_C_API fovea_status fovea_state_layer_view_init(fovea_state_layer_view* view,
                                                      size_t struct_size);
