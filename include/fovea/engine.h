@@ -81,6 +81,10 @@ struct EngineOptions {
   // whatever the model says, so that a step of max_drafts guesses yields LENGTH tokens on average.
   std::string speculate = {};
   int32_t max_drafts = 4;  // guesses per request and step, in [1, 63]
+  // With draft: or eagle: guesses up to so many tokens after each token, in [1, 8]. The guesses of
+  // a request are then a tree of the max_drafts likeliest ones, of which a step accepts one path.
+  // Not for models with recurrent states or contexts that are divided among ranks.
+  int32_t draft_branches = 1;
   // Verifies max_drafts guesses in every step. By default steps without guesses, and with fewer,
   // are tried now and then, and those that were measured to be the fastest are used.
   bool always_speculate = false;
@@ -216,11 +220,12 @@ struct GroupSelection {
   BackendRequest request;
   Selection prefill;
   std::optional<Selection> decode;  // with EngineOptions::decode_backend; unset: same as prefill
+  std::optional<Selection> trees;   // with EngineOptions::draft_branches: verifies trees of drafts
   // On a GPU with EngineOptions::cuda_graphs: why decode steps are not captured. Empty: these
   // layers can be captured.
   std::string why_no_graphs;
 
-  // Returns the sum over the group's backends.
+  // Returns the most of the group's backends, which share it.
   size_t workspace_bytes() const;
 };
 

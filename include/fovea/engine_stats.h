@@ -82,6 +82,7 @@ struct StepRecord {
   double wait_begin = 0, wait_end = 0;  // the host waits for the drawn tokens
   double deliver_end = 0;               // tokens have become events
   double device_begin = 0, device_end = 0;
+  double draft_device_seconds = 0;  // passes of a draft model or a head, before enqueue_begin
 
   // Returns the time that the host worked for this pass.
   double host_seconds() const { return (enqueue_end - schedule_begin) + (deliver_end - wait_end); }

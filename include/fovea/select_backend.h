@@ -165,6 +165,11 @@ std::unique_ptr<AttentionBackend> compose_by_phase(std::unique_ptr<AttentionBack
                                                    std::unique_ptr<AttentionBackend> decode,
                                                    Phase verify = Phase::prefill);
 
+// Composes two backends in the same way: `trees` plans batches with BatchMasks::tree, `plain` the
+// others, whose kernels need no mask.
+std::unique_ptr<AttentionBackend> compose_by_mask(std::unique_ptr<AttentionBackend> plain,
+                                                  std::unique_ptr<AttentionBackend> trees);
+
 // Composes backends of several layer groups: layer i of the model goes to parts[part_of_layer[i]],
 // as layer layer_in_part[i] of its pool. All parts plan the same batch. Throws
 // Error{invalid_argument} for a null part, parts on two devices, or an entry that names no part or

@@ -85,6 +85,7 @@ std::span<const Field<EngineOptions>> fields_of<EngineOptions>() {
       field<&Options::overlap>("overlap"),
       field<&Options::speculate>("speculate"),
       field<&Options::max_drafts>("max_drafts"),
+      field<&Options::draft_branches>("draft_branches"),
       field<&Options::always_speculate>("always_speculate")};
   return table;
 }
@@ -100,7 +101,8 @@ void bind_loading(nb::module_& module, nb::class_<SharedEngine>& engine) {
               "bool = True, batch_invariant: bool = False, cuda_graphs: bool = True, "
               "max_graph_requests: int = 256, prefix_levels: int = 2, min_prefix_savings: int | "
               "None = None, workspace_budget: int = ..., overlap: bool | None = None, speculate: "
-              "str = '', max_drafts: int = 4, always_speculate: bool = False) -> Engine"),
+              "str = '', max_drafts: int = 4, draft_branches: int = 1, always_speculate: bool = "
+              "False) -> Engine"),
       "Loads a checkpoint folder. Options are those of EngineOptions; kv_dtype None is fp32, on a "
       "GPU bf16.");
   module.def("explain", &explain, nb::arg("path"), nb::arg("device") = "cpu", nb::arg("arguments"),

@@ -1072,6 +1072,7 @@ class Engine:
         overlap: bool | None = None,
         speculate: str = "",
         max_drafts: int = 4,
+        draft_branches: int = 1,
         always_speculate: bool = False,
     ) -> Engine:
         """Loads a checkpoint folder. Options are those of EngineOptions; kv_dtype None is fp32, on a GPU bf16."""

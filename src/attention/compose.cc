@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Backends that are composed of other backends.
 #include <algorithm>
+#include <functional>
 
 #include "attention/workspace.h"
 #include "core/check.h"
@@ -26,41 +27,40 @@ void check_same_storage(const AttentionBackend& a, const AttentionBackend& b) {
   check(a.state(), b.state(), "StatePool");
 }
 
-class ByPhase final : public AttentionBackend {
+class ByBatch final : public AttentionBackend {
  public:
-  ByPhase(std::unique_ptr<AttentionBackend> prefill, std::unique_ptr<AttentionBackend> decode,
-          Phase verify)
-      : prefill_(std::move(prefill)), decode_(std::move(decode)), verify_(verify) {
-    check_argument(prefill_ != nullptr && decode_ != nullptr, "compose_by_phase needs both parts");
-    check_enum(verify, Phase::decode, "verify", "Phase");
-    check_same_device(*prefill_, *decode_);
-    check_same_storage(*prefill_, *decode_);
-    name_ = fmt::format("hybrid({}, {})", prefill_->name(), decode_->name());
+  // Batches for which `takes_second` returns true go to the second part.
+  ByBatch(std::unique_ptr<AttentionBackend> first, std::unique_ptr<AttentionBackend> second,
+          std::function<bool(const BatchView&)> takes_second)
+      : first_(std::move(first)),
+        second_(std::move(second)),
+        takes_second_(std::move(takes_second)) {
+    check_same_device(*first_, *second_);
+    check_same_storage(*first_, *second_);
+    name_ = fmt::format("hybrid({}, {})", first_->name(), second_->name());
   }
 
   std::string_view name() const override { return name_; }
-  Device device() const override { return prefill_->device(); }
-  const KvPool* kv() const override { return one_of(prefill_->kv(), decode_->kv()); }
-  const StatePool* state() const override { return one_of(prefill_->state(), decode_->state()); }
+  Device device() const override { return first_->device(); }
+  const KvPool* kv() const override { return one_of(first_->kv(), second_->kv()); }
+  const StatePool* state() const override { return one_of(first_->state(), second_->state()); }
 
   // A plan is valid until the next one, so both parts use the same bytes.
   size_t workspace_bytes(const BatchLimits& limits) const override {
-    return std::max(prefill_->workspace_bytes(limits), decode_->workspace_bytes(limits));
+    return std::max(first_->workspace_bytes(limits), second_->workspace_bytes(limits));
   }
 
   void reserve(const BatchLimits& limits, std::span<std::byte> workspace) override {
     const size_t needed = workspace_bytes(limits);
     active_ = nullptr;
     workspace = own_memory_.given_or_own(workspace, needed, device(), name_);
-    prefill_->reserve(limits, workspace);
-    decode_->reserve(limits, workspace);
+    first_->reserve(limits, workspace);
+    second_->reserve(limits, workspace);
   }
 
   void plan(const BatchView& batch, Stream stream) override {
-    const bool decodes = batch.mode == ForwardMode::decode ||
-                         (batch.mode == ForwardMode::target_verify && verify_ == Phase::decode);
     active_ = nullptr;
-    AttentionBackend* chosen = decodes ? decode_.get() : prefill_.get();
+    AttentionBackend* chosen = takes_second_(batch) ? second_.get() : first_.get();
     chosen->plan(batch, stream);
     active_ = chosen;
   }
@@ -76,9 +76,9 @@ class ByPhase final : public AttentionBackend {
     return a != nullptr ? a : b;
   }
 
-  std::unique_ptr<AttentionBackend> prefill_;
-  std::unique_ptr<AttentionBackend> decode_;
-  Phase verify_;
+  std::unique_ptr<AttentionBackend> first_;
+  std::unique_ptr<AttentionBackend> second_;
+  std::function<bool(const BatchView&)> takes_second_;
   std::string name_;
   WorkspaceMemory own_memory_;
   AttentionBackend* active_ = nullptr;
@@ -169,7 +169,21 @@ class ByLayer final : public AttentionBackend {
 std::unique_ptr<AttentionBackend> compose_by_phase(std::unique_ptr<AttentionBackend> prefill,
                                                    std::unique_ptr<AttentionBackend> decode,
                                                    Phase verify) {
-  return std::make_unique<ByPhase>(std::move(prefill), std::move(decode), verify);
+  check_argument(prefill != nullptr && decode != nullptr, "compose_by_phase needs both parts");
+  check_enum(verify, Phase::decode, "verify", "Phase");
+  return std::make_unique<ByBatch>(
+      std::move(prefill), std::move(decode), [verify](const BatchView& batch) {
+        return batch.mode == ForwardMode::decode ||
+               (batch.mode == ForwardMode::target_verify && verify == Phase::decode);
+      });
+}
+
+std::unique_ptr<AttentionBackend> compose_by_mask(std::unique_ptr<AttentionBackend> plain,
+                                                  std::unique_ptr<AttentionBackend> trees) {
+  check_argument(plain != nullptr && trees != nullptr, "compose_by_mask needs both parts");
+  return std::make_unique<ByBatch>(std::move(plain), std::move(trees), [](const BatchView& batch) {
+    return !batch.masks.tree.ancestors.empty();
+  });
 }
 
 std::unique_ptr<AttentionBackend> compose_by_layer(

@@ -30,6 +30,7 @@ fovea_engine_options default_options() {
   to.overlap = from.overlap ? static_cast<int32_t>(*from.overlap) : -1;
   to.max_drafts = from.max_drafts;
   to.always_speculate = from.always_speculate ? 1 : 0;
+  to.draft_branches = from.draft_branches;
   return to;
 }
 
@@ -66,6 +67,7 @@ EngineOptions to_options(const fovea_engine_options* options) {
   if (from.speculate != nullptr) to.speculate = from.speculate;
   to.max_drafts = from.max_drafts;
   to.always_speculate = to_flag(from.always_speculate, "always_speculate");
+  to.draft_branches = from.draft_branches;
   return to;
 }
 

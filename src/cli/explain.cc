@@ -192,6 +192,7 @@ void explain_model(const CLI::App& command, const ExplainFlags& flags) {
     nlohmann::ordered_json entry = to_json(group.prefill);
     entry["layers"] = group.layers;
     if (group.decode) entry["decode"] = to_json(*group.decode);
+    if (group.trees) entry["trees"] = to_json(*group.trees);
     if (!group.why_no_graphs.empty()) entry["why_no_graphs"] = group.why_no_graphs;
     groups.push_back(std::move(entry));
   }

@@ -19,7 +19,7 @@ void print_fallbacks(const Engine& engine) {
   for (const GroupSelection& group : engine.selections()) {
     for (const std::string& text :
          {group.prefill.fallback, group.decode ? group.decode->fallback : std::string(),
-          group.why_no_graphs}) {
+          group.trees ? group.trees->fallback : std::string(), group.why_no_graphs}) {
       if (!text.empty()) print_note(fmt::format("fovea: {}: {}\n", group.layers, text));
     }
     const KvScale scale = group.request.cache.scale;

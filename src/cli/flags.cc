@@ -143,6 +143,11 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags) {
                      "that a step yields LENGTH tokens on average, to measure its time");
   command.add_option("--max-drafts", options.max_drafts, "guessed tokens per request and step")
       ->capture_default_str();
+  command
+      .add_option("--draft-branches", options.draft_branches,
+                  "guess up to so many tokens after each one: trees of --max-drafts guesses by "
+                  "draft:FOLDER or eagle:FOLDER")
+      ->capture_default_str();
   command.add_flag("--always-speculate", options.always_speculate,
                    "guess even where steps without guesses are faster");
   command.add_flag("--batch-invariant", options.batch_invariant,

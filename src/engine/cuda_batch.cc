@@ -15,6 +15,8 @@ namespace cuda = kernels::cuda;
 
 namespace {
 
+static_assert(sizeof(TokenLogprob) == sizeof(cuda::LikelyToken));
+
 // Describes how to draw a token of the part from the given row of logits.
 cuda::Draw draw_of(const PassPart& part, int32_t position, int32_t row) {
   const SamplingParams& params = *part.sampling;
@@ -46,6 +48,8 @@ CudaBatch::Layout CudaBatch::layout_from(size_t begin, const BatchLimits& limits
   at.positions = take(tokens * sizeof(int32_t));
   at.logit_rows = take(tokens * sizeof(int32_t));
   at.features = take(tokens * sizeof(int32_t));
+  at.places = take(tokens * sizeof(int32_t));
+  at.ancestors = take(tokens * sizeof(uint64_t));
   at.token_rows = take(tokens * sizeof(int32_t));
   at.drawn_by = take(tokens * sizeof(int32_t));
   at.out_slots = take(tokens * sizeof(int64_t));
@@ -73,31 +77,37 @@ CudaBatch::Layouts CudaBatch::layouts(const BatchLimits& limits, int32_t max_wid
   return {few, layout_from(few.end, limits, limits.max_tokens, count)};
 }
 
-size_t CudaBatch::bytes(const BatchLimits& limits, int32_t max_width, int32_t mask_bits) {
+size_t CudaBatch::bytes(const BatchLimits& limits, const DrawLimits& draws) {
   const size_t requests = static_cast<size_t>(limits.max_requests);
-  return layouts(limits, max_width).many.end +
-         static_cast<size_t>(few_tokens(limits, max_width)) * sizeof(int32_t) +
+  const int32_t count = few_tokens(limits, draws.max_width);
+  const size_t draw_bytes =
+      sizeof(int32_t) + static_cast<size_t>(draws.likeliest) * sizeof(cuda::LikelyToken);
+  return layouts(limits, draws.max_width).many.end + static_cast<size_t>(count) * draw_bytes +
          (requests + 1) * static_cast<size_t>(limits.max_kv_len) * sizeof(int32_t) +
-         MaskedDraws::bytes(few_tokens(limits, max_width), mask_bits);
+         MaskedDraws::bytes(count, draws.mask_bits);
 }
 
 CudaBatch::CudaBatch(const BatchLimits& limits, const RequestTable& table, int sm,
-                     int32_t max_width, int32_t mask_bits)
+                     const DrawLimits& draws)
     : recorder_(sm, cuda::kernel_store()),
       sampling_(sm, cuda::kernel_store()),
       limits_(limits),
-      few_tokens_(few_tokens(limits, max_width)),
-      at_(layouts(limits, max_width)),
+      few_tokens_(few_tokens(limits, draws.max_width)),
+      at_(layouts(limits, draws.max_width)),
       table_rows_(table.max_requests()),
       table_stride_(table.row_stride()),
       pinned_(kPlaces * at_.many.end),
       q_lens_(static_cast<size_t>(limits.max_requests)),
       drawn_host_(kPlaces * static_cast<size_t>(few_tokens_) * sizeof(int32_t)),
       drawn_(static_cast<size_t>(few_tokens_) * sizeof(int32_t)),
+      likeliest_count_(static_cast<size_t>(draws.likeliest)),
+      likeliest_host_(kPlaces * static_cast<size_t>(few_tokens_) * likeliest_count_ *
+                      sizeof(TokenLogprob)),
+      likeliest_(static_cast<size_t>(few_tokens_) * likeliest_count_ * sizeof(TokenLogprob)),
       arrays_(at_.many.end),
       table_(static_cast<size_t>(table.max_requests()) * static_cast<size_t>(table.row_stride()) *
              sizeof(int32_t)),
-      masked_(few_tokens_, mask_bits) {
+      masked_(few_tokens_, draws.mask_bits) {
   std::fill_n(pinned_.data<std::byte>(), pinned_.bytes(), std::byte{0});
   std::fill_n(drawn_host_.data<int32_t>(), drawn_host_.bytes() / sizeof(int32_t), -1);
   clear(at_.few, std::min(few_tokens_, limits.max_tokens));
@@ -129,9 +139,9 @@ PassSize CudaBatch::fill(std::span<const PassPart> parts, RequestTable& table) {
     size = fill_arrays(
         parts, limits_, table,
         {host<int32_t>(at.tokens), host<int32_t>(at.positions), host<int32_t>(at.logit_rows),
-         host<int32_t>(at.features), host<int64_t>(at.out_slots), host<int32_t>(at.snapshot_slots),
-         host<int32_t>(at.q_indptr), host<int32_t>(at.kv_lens), host<int32_t>(at.rows),
-         host<int32_t>(at.draft_counts)});
+         host<int32_t>(at.features), host<int32_t>(at.places), host<uint64_t>(at.ancestors),
+         host<int64_t>(at.out_slots), host<int32_t>(at.snapshot_slots), host<int32_t>(at.q_indptr),
+         host<int32_t>(at.kv_lens), host<int32_t>(at.rows), host<int32_t>(at.draft_counts)});
   } catch (...) {
     step_back();
     throw;
@@ -179,6 +189,8 @@ void CudaBatch::pad(const Layout& at, const PassSize& filled, const PassSize& pa
   for (int32_t i = filled.tokens; i < padded.tokens; ++i) {
     host<int32_t>(at.tokens)[i] = host<int32_t>(at.positions)[i] = 0;
     host<int32_t>(at.token_rows)[i] = host<int32_t>(at.features)[i] = 0;
+    host<int32_t>(at.places)[i] = 0;
+    host<uint64_t>(at.ancestors)[i] = 0;
     host<int32_t>(at.drawn_by)[i] = host<int32_t>(at.snapshot_slots)[i] = -1;
     host<int64_t>(at.out_slots)[i] = -1;
   }
@@ -217,7 +229,7 @@ void CudaBatch::upload(const PassSize& size, std::span<const PassPart> parts, Re
 void CudaBatch::record_slots(const PassSize& size, Stream stream) const {
   const Layout& at = layout(size.tokens);
   const cuda::RecordSlotsParams params{device<int32_t>(at.token_rows),
-                                       device<int32_t>(at.positions),
+                                       device<int32_t>(at.places),
                                        device<int64_t>(at.out_slots),
                                        table_.data<int32_t>(),
                                        table_stride_,
@@ -250,19 +262,27 @@ void CudaBatch::draw(std::span<const cuda::Draw> list, const PassSize& size, con
     first = static_cast<size_t>(begin - list.begin());
     list = list.subspan(first, static_cast<size_t>(list.rend() - last) - first);
   }
-  cuda::DrawParams params{.logits = rows.data - int64_t{rows.first} * rows.vocabulary,
-                          .stride = rows.vocabulary,
-                          .draws = device<cuda::Draw>(layout(size.tokens).draws) + first,
-                          .tokens = drawn_.data<int32_t>() + first,
-                          .vocabulary = rows.vocabulary};
+  cuda::DrawParams params{
+      .logits = rows.data - int64_t{rows.first} * rows.vocabulary,
+      .stride = rows.vocabulary,
+      .draws = device<cuda::Draw>(layout(size.tokens).draws) + first,
+      .tokens = drawn_.data<int32_t>() + first,
+      .vocabulary = rows.vocabulary,
+      .likeliest_count = static_cast<int32_t>(likeliest_count_),
+      .likeliest = likeliest_.data<cuda::LikelyToken>() + first * likeliest_count_};
   if (masked) masked_.set(first, params);
   sampling_.draw(params, static_cast<int32_t>(list.size()), stream);
 }
 
 void CudaBatch::return_drawn(const PassSize& size, Stream stream) {
   int32_t* const to = drawn_host_.data<int32_t>() + place_ * static_cast<size_t>(few_tokens_);
-  gpu::copy_to_host(to, drawn_.data(), static_cast<size_t>(size.draw_count) * sizeof(int32_t),
-                    stream);
+  const auto count = static_cast<size_t>(size.draw_count);
+  gpu::copy_to_host(to, drawn_.data(), count * sizeof(int32_t), stream);
+  if (likeliest_count_ == 0) return;
+  const size_t row = likeliest_count_ * sizeof(TokenLogprob);
+  std::byte* const likeliest = likeliest_host_.data<std::byte>();
+  gpu::copy_to_host(likeliest + place_ * static_cast<size_t>(few_tokens_) * row, likeliest_.data(),
+                    count * row, stream);
 }
 
 BatchView CudaBatch::view(const PassSize& size) const {
@@ -290,6 +310,11 @@ BatchView CudaBatch::view(const PassSize& size) const {
                                   static_cast<size_t>(size.tokens)};
   }
   if (size.kept_drafts) view.linear.draft_counts = {device<int32_t>(at.draft_counts), requests};
+  if (size.trees) {
+    const auto tokens = static_cast<size_t>(size.tokens);
+    view.positions = {device<int32_t>(at.positions), tokens};
+    view.masks.tree.ancestors = {device<uint64_t>(at.ancestors), tokens};
+  }
   if (size.shares_prefixes) {
     view.hints.shared_prefix = {device<int32_t>(at.shared_prefix), requests};
   }

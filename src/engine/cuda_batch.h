@@ -19,16 +19,21 @@
 
 namespace fovea {
 
+struct DrawLimits {
+  int32_t max_width = 1;  // draws of a part
+  int32_t mask_bits = 0;  // tokens that have a bit in masks; 0: no part may be masked
+  int32_t likeliest = 0;  // tokens that each draw finds besides its own
+};
+
 class CudaBatch {
  public:
   // Places of the ring: two passes in flight and one that is being filled.
   static constexpr size_t kPlaces = 3;
 
   // Allocates the arrays, which begin as those of empty requests, and a zeroed copy of the request
-  // table on the current GPU. No part draws more than max_width tokens. Masks have a bit for each
-  // of mask_bits tokens; with 0 no part may be masked.
-  CudaBatch(const BatchLimits& limits, const RequestTable& table, int sm, int32_t max_width = 1,
-            int32_t mask_bits = 0);
+  // table on the current GPU.
+  CudaBatch(const BatchLimits& limits, const RequestTable& table, int sm,
+            const DrawLimits& draws = {});
 
   // Fills the arrays in the next place of the ring, whose last pass must have ended, and returns
   // the sizes of the parts. Throws Error{invalid_argument} if they exceed the limits.
@@ -79,6 +84,11 @@ class CudaBatch {
   int32_t drawn(size_t place, size_t draw) const {
     return drawn_host_.data<int32_t>()[place * static_cast<size_t>(few_tokens_) + draw];
   }
+  // Likewise the likeliest tokens of its row.
+  std::span<const TokenLogprob> likeliest(size_t place, size_t draw) const {
+    const size_t row = place * static_cast<size_t>(few_tokens_) + draw;
+    return {likeliest_host_.data<TokenLogprob>() + row * likeliest_count_, likeliest_count_};
+  }
   const void* draws(const PassSize& size) const {
     return device<kernels::cuda::Draw>(layout(size.tokens).draws);
   }
@@ -88,20 +98,20 @@ class CudaBatch {
   BatchView view(const PassSize& size) const;
   ModelInputs inputs(const PassSize& size) const;
   size_t bytes() const {
-    return arrays_.bytes() + table_.bytes() + drawn_.bytes() + masked_.bytes();
+    return arrays_.bytes() + table_.bytes() + drawn_.bytes() + likeliest_.bytes() + masked_.bytes();
   }
   // Returns the bytes that the arrays take, for a table with a row for each request and the
   // reserved one. Needs no GPU.
-  static size_t bytes(const BatchLimits& limits, int32_t max_width = 1, int32_t mask_bits = 0);
+  static size_t bytes(const BatchLimits& limits, const DrawLimits& draws = {});
 
  private:
   // Offsets in bytes into the blocks of both host and device. Passes of up to few_tokens() tokens,
   // all those with graphs among them, have arrays of their own, because all arrays of a layout are
   // copied.
   struct Layout {
-    size_t begin, tokens, positions, logit_rows, features, token_rows, drawn_by, out_slots,
-        snapshot_slots, q_indptr, kv_lens, rows, draft_counts, state_slots, shared_prefix, draws,
-        end;
+    size_t begin, tokens, positions, logit_rows, features, places, ancestors, token_rows, drawn_by,
+        out_slots, snapshot_slots, q_indptr, kv_lens, rows, draft_counts, state_slots,
+        shared_prefix, draws, end;
   };
   struct Layouts {
     Layout few, many;
@@ -139,6 +149,9 @@ class CudaBatch {
   std::vector<int32_t> q_lens_;   // [max_requests]
   gpu::PinnedBuffer drawn_host_;  // [kPlaces, few_tokens]
   gpu::DeviceBuffer drawn_;       // [few_tokens] tokens that the last pass drew
+  size_t likeliest_count_;
+  gpu::PinnedBuffer likeliest_host_;  // [kPlaces, few_tokens, likeliest_count]
+  gpu::DeviceBuffer likeliest_;       // [few_tokens, likeliest_count]
   gpu::DeviceBuffer arrays_;
   gpu::DeviceBuffer table_;  // [max_requests, max_context]
   MaskedDraws masked_;

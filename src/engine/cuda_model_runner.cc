@@ -37,6 +37,10 @@ class CudaModelRunner final : public ModelRunner {
   PassTimes collect(std::span<float> logits, std::span<int32_t> drawn) override;
   void abandon() override;
   bool draws() const override { return vocabulary() <= kernels::cuda::kMaxVocabulary; }
+  bool finds_likeliest() const override { return finds_likeliest_; }
+  std::span<const TokenLogprob> likeliest(size_t draw) const override {
+    return batch_.likeliest(collected_, draw);
+  }
   RunnerStats stats() const override { return stats_; }
 
  private:
@@ -82,6 +86,8 @@ class CudaModelRunner final : public ModelRunner {
   CacheSet& caches_;
   BatchLimits limits_;
   CudaBatch batch_;
+  bool finds_likeliest_;
+  size_t collected_ = 0;        // place of the pass collected last
   gpu::DeviceBuffer logits_;    // [ModelRunnerOptions::logit_rows, vocabulary]
   gpu::PinnedBuffer readable_;  // [max_requests, vocabulary] logits of a decode step
   SharedPrefixes prefixes_;
@@ -100,8 +106,10 @@ CudaModelRunner::CudaModelRunner(ReservedModel model, CacheSet& caches,
     : model_(std::move(model)),
       caches_(caches),
       limits_(options.limits),
-      batch_(options.limits, caches.table(), model_.model().device().sm(), options.max_width,
-             bits_of_masks(options.masked_draws, vocabulary())),
+      batch_(options.limits, caches.table(), model_.model().device().sm(),
+             {options.max_width, bits_of_masks(options.masked_draws, vocabulary()),
+              options.likeliest}),
+      finds_likeliest_(options.likeliest > 0 && draws()),
       prefixes_(prefixes),
       logit_rows_(std::clamp(options.logit_rows, std::min(limits_.max_requests, limits_.max_tokens),
                              limits_.max_tokens)),
@@ -128,7 +136,8 @@ PaddedPassOptions CudaModelRunner::padded_options(const ModelRunnerOptions& opti
       .chunks = options.captures_extends,
       .draws = draws(),
       .snapshots = caches_.has_state() && !caches_.keeps_drafts(),
-      .kept_drafts = caches_.keeps_drafts()};
+      .kept_drafts = caches_.keeps_drafts(),
+      .trees = options.trees};
 }
 
 // Model and caches are there while the pass ends and memory is freed.
@@ -313,6 +322,7 @@ PassTimes CudaModelRunner::collect(std::span<float> logits, std::span<int32_t> d
   }
   if (!all) read_logits(logits);
   const PassTimes times = clock_.next(flight.begin, flight.end);
+  collected_ = place;
   in_flight_.pop_front();
   return times;
 }

@@ -93,9 +93,12 @@ void divide_budget(const ModelInfo& model, size_t free_bytes, EngineOptions& opt
 
 SizedEngine size_draft_model(const DraftModel& draft, const DeviceInfo& device) {
   SizedEngine sized = size_engine(draft.options, draft.model->info(), device, 0);
-  // A head computes all tokens of a step anew, because their features are known then.
-  sized.max_width = draft.head != nullptr ? 1 + draft.options.max_drafts : kDraftWidth;
+  // A head computes all tokens of a step anew, because their features are known then. A tree is
+  // computed as a whole.
+  const bool wide = draft.head != nullptr || draft.options.draft_branches > 1;
+  sized.max_width = wide ? 1 + draft.options.max_drafts : kDraftWidth;
   sized.masked_draws = false;
+  if (draft.options.draft_branches > 1) sized.likeliest = draft.options.draft_branches;
   return sized;
 }
 
@@ -105,9 +108,11 @@ size_t draft_bytes(const DraftModel& draft, const SizedEngine& sized, int64_t sl
   return bytes;
 }
 
-void connect_head(const DraftModel& draft, int64_t slots, Model& model) {
-  if (draft.head == nullptr) return;
-  model.set_tap(draft.head->reserve_features(slots, draft.options.max_batch_tokens));
+float* connect_head(const DraftModel& draft, int64_t slots, Model& model) {
+  if (draft.head == nullptr) return nullptr;
+  const FeatureTap tap = draft.head->reserve_features(slots, draft.options.max_batch_tokens);
+  model.set_tap(tap);
+  return tap.rows;
 }
 
 }  // namespace fovea

@@ -44,7 +44,8 @@ SizedEngine size_draft_model(const DraftModel& draft, const DeviceInfo& device);
 // caches have so many slots.
 size_t draft_bytes(const DraftModel& draft, const SizedEngine& sized, int64_t slots, int threads);
 
-// Allocates the features of that model, if a head reads them. Call it before passes of either.
-void connect_head(const DraftModel& draft, int64_t slots, Model& model);
+// Allocates the features of that model, if a head reads them, and returns them, [slots, hidden], or
+// null. Call it before passes of either.
+float* connect_head(const DraftModel& draft, int64_t slots, Model& model);
 
 }  // namespace fovea

@@ -114,6 +114,11 @@ std::vector<GroupSelection> select_group_backends(const ModelInfo& model,
     if (options.decode_backend && !linear) {
       selection.decode = select_backend(registry, selection.request, *options.decode_backend);
     }
+    if (options.draft_branches > 1) {
+      BackendRequest trees = selection.request;
+      trees.spec.mask = MaskKind::tree;
+      selection.trees = select_backend(registry, trees, options.backend);
+    }
     const BackendEntry& decode = decode_entry(selection);
     check_argument(!options.batch_invariant || &decode == selection.prefill.chosen,
                    "batch_invariant needs one backend for all batches: backend is {}, "
@@ -144,6 +149,11 @@ std::unique_ptr<AttentionBackend> create_group_backend(const GroupSelection& sel
   if (&decode != selection.prefill.chosen) {
     backend = compose_by_phase(std::move(backend), decode.create(context));
   }
+  if (selection.trees) {
+    BackendContext trees = context;
+    trees.spec.mask = MaskKind::tree;
+    backend = compose_by_mask(std::move(backend), selection.trees->chosen->create(trees));
+  }
   if (ranks.context_ranks == 1) {
     backend->reserve(selection.request.limits);
     return backend;
@@ -157,17 +167,26 @@ std::unique_ptr<AttentionBackend> create_group_backend(const GroupSelection& sel
   return backend;
 }
 
+// The parts of a composition use the same bytes.
 size_t GroupSelection::workspace_bytes() const {
-  if (!decode || decode->chosen == prefill.chosen) return prefill.workspace_bytes;
-  return std::max(prefill.workspace_bytes, decode->workspace_bytes);
+  size_t bytes = prefill.workspace_bytes;
+  for (const std::optional<Selection>* part : {&decode, &trees}) {
+    if (*part) bytes = std::max(bytes, (*part)->workspace_bytes);
+  }
+  return bytes;
 }
 
 std::string explain(const GroupSelection& selection) {
   std::string text = selection.layers;
   if (!selection.why_no_graphs.empty()) text += "; " + selection.why_no_graphs;
-  if (!selection.decode) return fmt::format("{}\n{}", text, selection.prefill.explain());
-  return fmt::format("{}, prefill and mixed batches\n{}{}, decode batches\n{}", text,
-                     selection.prefill.explain(), selection.layers, selection.decode->explain());
+  if (selection.decode) text += ", prefill and mixed batches";
+  text += "\n" + selection.prefill.explain();
+  const auto add = [&](const std::optional<Selection>& part, std::string_view batches) {
+    if (part) text += fmt::format("{}, {}\n{}", selection.layers, batches, part->explain());
+  };
+  add(selection.decode, "decode batches");
+  add(selection.trees, "trees of drafts");
+  return text;
 }
 
 }  // namespace fovea

@@ -115,13 +115,20 @@ std::unique_ptr<Engine> load_checked(const EngineOptions& given, const ModelRank
   parts.overlap = options.overlap.value_or(false);
   parts.record_steps = options.record_steps;
   parts.always_speculate = options.always_speculate;
+  parts.draft_branches = options.draft_branches;
   parts.notes = load_notes(given, info);
   load_tokenizer(options.model_path, parts);
   // Excludes the tables of positions, which are added later.
   parts.weight_bytes = parts.model->weight_bytes();
   parts.cache_bytes = sized.caches.plan.bytes;
   parts.caches = std::make_unique<CacheSet>(std::move(sized.caches));
-  if (draft) connect_head(*draft, parts.caches->slots(), *parts.model);
+  float* features = nullptr;
+  if (draft) features = connect_head(*draft, parts.caches->slots(), *parts.model);
+  if (options.draft_branches > 1) {
+    parts.draft_rows = std::make_unique<DraftRows>(
+        SpeculationLimits{sized.limits.max_requests, 1 + options.max_drafts}, *parts.caches,
+        *parts.model, features, *parts.threads);
+  }
   parts.runner = make_model_runner(*parts.model, *parts.caches, *parts.threads, parts.selections,
                                    {.limits = sized.limits,
                                     .max_graph_requests = options.max_graph_requests,
@@ -130,7 +137,8 @@ std::unique_ptr<Engine> load_checked(const EngineOptions& given, const ModelRank
                                     .host_draws = parts.overlap || host_draws,
                                     .max_width = sized.max_width,
                                     .captures_extends = sized.captures_extends,
-                                    .masked_draws = sized.masked_draws});
+                                    .masked_draws = sized.masked_draws,
+                                    .trees = options.draft_branches > 1});
   add_drafter(options, device, std::move(draft), host_draws, parts);
   return std::make_unique<TextEngine>(std::move(parts));
 }

@@ -15,10 +15,10 @@ namespace fovea {
 
 // Makes a drafter whose guesses are drawn from the model by each request's own rules, seed and
 // positions. Where the runner draws tokens (on a GPU, and with host_draws), a pass is enqueued
-// before the token of the one before is known. A request that does not fit the caches or the
-// context gets no drafts. `caches` are those of the model that it drafts for, where a head finds
-// the features of a request's tokens. The model, `threads`, `caches` and the registry of the
-// options must outlive it.
+// before the token of the one before is known; the passes of trees wait for one another. A request
+// that does not fit the caches or the context gets no drafts. `caches` are those of the model that
+// it drafts for, where a head finds the features of a request's tokens. The model, `threads`,
+// `caches` and the registry of the options must outlive it.
 std::unique_ptr<Drafter> make_model_drafter(const DraftModel& draft, SizedEngine sized,
                                             ThreadPool& threads, CacheSet& caches,
                                             bool host_draws = false);

@@ -62,7 +62,8 @@ class HostModelRunner final : public ModelRunner {
   std::array<std::vector<float>, 2> logits_;
   std::vector<int32_t> last_drawn_;  // the last pass's
   // Arrays of the batch, with room for the limits. Each pass fills their beginning.
-  std::vector<int32_t> tokens_, positions_, logit_rows_, features_, snapshot_slots_;
+  std::vector<int32_t> tokens_, positions_, logit_rows_, features_, places_, snapshot_slots_;
+  std::vector<uint64_t> ancestors_;
   std::vector<int64_t> out_slots_;
   std::vector<int32_t> q_indptr_, kv_lens_, rows_, draft_counts_, state_slots_, shared_prefix_;
 };
@@ -79,9 +80,10 @@ HostModelRunner::HostModelRunner(ReservedModel model, CacheSet& caches,
   const auto tokens = static_cast<size_t>(limits_.max_tokens);
   const auto requests = static_cast<size_t>(limits_.max_requests);
   for (std::vector<int32_t>* array :
-       {&tokens_, &positions_, &logit_rows_, &features_, &snapshot_slots_}) {
+       {&tokens_, &positions_, &logit_rows_, &features_, &places_, &snapshot_slots_}) {
     array->resize(tokens);
   }
+  ancestors_.resize(tokens);
   out_slots_.resize(tokens);
   q_indptr_.resize(requests + 1);
   for (std::vector<int32_t>* array :
@@ -102,8 +104,8 @@ void HostModelRunner::enqueue(std::span<const PassPart> parts) {
   const PassSize size =
       fill_arrays(parts, limits_, caches_.table(),
                   {tokens_.data(), positions_.data(), logit_rows_.data(), features_.data(),
-                   out_slots_.data(), snapshot_slots_.data(), q_indptr_.data(), kv_lens_.data(),
-                   rows_.data(), draft_counts_.data()});
+                   places_.data(), ancestors_.data(), out_slots_.data(), snapshot_slots_.data(),
+                   q_indptr_.data(), kv_lens_.data(), rows_.data(), draft_counts_.data()});
   take_drawn_tokens(parts);
   for (size_t i = 0; i < parts.size(); ++i) state_slots_[i] = parts[i].lease->state_slot;
   BatchView view = batch(size);
@@ -215,6 +217,10 @@ BatchView HostModelRunner::batch(const PassSize& size) const {
   view.linear.state_slots = state_slots_;
   if (size.snapshots) view.linear.snapshot_slots = snapshot_slots_;
   if (size.kept_drafts) view.linear.draft_counts = draft_counts_;
+  if (size.trees) {
+    view.positions = positions_;
+    view.masks.tree.ancestors = ancestors_;
+  }
   return view;
 }
 
@@ -227,17 +233,17 @@ void ModelRunner::check_masks(size_t passes, size_t masks, size_t draws) {
                  draws);
 }
 
-void ModelRunner::run(std::span<const PassPart> parts, std::span<float> logits,
-                      std::span<int32_t> drawn) {
+PassTimes ModelRunner::run(std::span<const PassPart> parts, std::span<float> logits,
+                           std::span<int32_t> drawn) {
   enqueue(parts);
-  collect(logits, drawn);
+  return collect(logits, drawn);
 }
 
 size_t host_batch_bytes(const BatchLimits& limits) {
   const auto requests = static_cast<size_t>(limits.max_requests);
   const auto tokens = static_cast<size_t>(limits.max_tokens);
   const size_t table = (requests + 1) * static_cast<size_t>(limits.max_kv_len) * sizeof(int32_t);
-  return table + tokens * (5 * sizeof(int32_t) + sizeof(int64_t)) +
+  return table + tokens * (6 * sizeof(int32_t) + 2 * sizeof(int64_t)) +
          (6 * requests + 1) * sizeof(int32_t);
 }
 

@@ -16,7 +16,8 @@
 
 namespace fovea {
 
-// New tokens of one request, at positions [begin, begin + tokens). The lease already covers them.
+// New tokens of one request, stored as its tokens [begin, begin + tokens). The lease already covers
+// them.
 // The caller wants the logits of the last logit_rows tokens; with `sampling`, it wants only the
 // tokens drawn from them, each at the position after its row.
 struct PassPart {
@@ -34,13 +35,24 @@ struct PassPart {
   // Tokens between the last one that a row has read and the one drawn from it: 1 for a head, whose
   // inputs at a position are features of it and the token after it.
   int32_t skipped = 0;
+  // The token before each one, by its number among `tokens`; -1: the request's token begin - 1.
+  // Tokens see their ancestors only, and there are at most kMaxDraftNodes. Empty: a chain.
+  std::span<const int32_t> parents = {};
 
+  // Returns the number of tokens of the part before this one in its text.
+  int32_t depth(int32_t token) const {
+    if (parents.empty()) return token;
+    int32_t depth = 0;
+    while ((token = parents[static_cast<size_t>(token)]) >= 0) ++depth;
+    return depth;
+  }
   // Returns the number of its entries in the list of draws of the pass; without `sampling` there is
   // one, which draws nothing.
   int32_t draws() const { return sampling != nullptr ? logit_rows : 1; }
   // Returns the position of the token that row `row` of its logits gives.
   int32_t drawn_position(int32_t row) const {
-    return begin + static_cast<int32_t>(tokens.size()) - logit_rows + row + 1 + skipped;
+    const int32_t token = static_cast<int32_t>(tokens.size()) - logit_rows + row;
+    return begin + depth(token) + 1 + skipped;
   }
 };
 
@@ -54,6 +66,7 @@ inline int32_t count_draws(std::span<const PassPart> parts) {
 // When a pass ran on the device.
 struct PassTimes {
   std::chrono::steady_clock::time_point begin, end;
+  double seconds() const { return std::chrono::duration<double>(end - begin).count(); }
 };
 
 struct RunnerStats {
@@ -82,12 +95,17 @@ class ModelRunner {
   // token: the part has no `sampling`, the runner does not draw, or the logits are no distribution.
   // The logits of a drawn token are unspecified.
   virtual PassTimes collect(std::span<float> logits, std::span<int32_t> drawn) = 0;
+  // Returns true if draws find the likeliest tokens of their rows, too.
+  virtual bool finds_likeliest() const { return false; }
+  // Returns them for a draw of the pass collected last, the likeliest first, until the next pass is
+  // enqueued. They mean nothing if no token was drawn.
+  virtual std::span<const TokenLogprob> likeliest(size_t /*draw*/) const { return {}; }
   // Waits for all passes in flight and forgets them.
   virtual void abandon() = 0;
   // Returns true if tokens are drawn where the next pass can take them.
   virtual bool draws() const = 0;
   // Enqueues and collects one pass.
-  void run(std::span<const PassPart> parts, std::span<float> logits, std::span<int32_t> drawn);
+  PassTimes run(std::span<const PassPart> parts, std::span<float> logits, std::span<int32_t> drawn);
   virtual RunnerStats stats() const = 0;
 
  protected:
@@ -111,6 +129,8 @@ struct ModelRunnerOptions {
   // these are neither padded nor captured.
   bool captures_extends = true;
   bool masked_draws = false;  // on a GPU: parts may be masked
+  int32_t likeliest = 0;      // on a GPU: draws find so many of the likeliest tokens, too
+  bool trees = false;         // parts may have parents
 };
 
 // Makes a runner for the device of the model. The model, caches and threads must outlive it. All

@@ -81,11 +81,11 @@ namespace {
 
 class NgramDrafter final : public Drafter {
  public:
-  void draft(std::span<Request* const> requests, int32_t max_drafts) override {
+  void draft(std::span<Request* const> requests, int32_t max_drafts, int32_t) override {
     for (Request* const request : requests) {
-      request->chain.assign(1, request->tokens.back());
+      request->drafts.begin(request->tokens.back());
       indices_[request->id].guess(request->tokens, std::min(max_drafts, request->max_drafts()),
-                                  request->chain);
+                                  request->drafts.tokens);
     }
   }
   void forget(int64_t request) override { indices_.erase(request); }

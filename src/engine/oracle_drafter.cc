@@ -26,18 +26,18 @@ class OracleDrafter final : public Drafter {
   OracleDrafter(double length, int32_t max_drafts, int32_t vocabulary)
       : acceptance_(acceptance_for(length, max_drafts)), vocabulary_(vocabulary) {}
 
-  void draft(std::span<Request* const> requests, int32_t max_drafts) override {
+  void draft(std::span<Request* const> requests, int32_t max_drafts, int32_t) override {
     for (Request* const request : requests) {
-      request->chain.assign(1, request->tokens.back());
+      request->drafts.begin(request->tokens.back());
       const int32_t count = std::min(max_drafts, request->max_drafts());
       for (int32_t i = 0; i < count; ++i) {
         const double drawn = number(*request, i + 1);
-        request->chain.push_back(static_cast<int32_t>(drawn * vocabulary_));
+        request->drafts.tokens.push_back(static_cast<int32_t>(drawn * vocabulary_));
       }
     }
   }
   int32_t accepted_anyway(const Request& request) const override {
-    const auto drafts = static_cast<int32_t>(request.chain.size()) - 1;
+    const int32_t drafts = request.drafts.drafts();
     const double drawn = number(request, 0);
     int32_t accepted = 0;
     for (double p = acceptance_; accepted < drafts && drawn < p; p *= acceptance_) ++accepted;

@@ -14,6 +14,7 @@ PassSize PaddedPasses::of_decodes(int32_t requests, int32_t q_len, int32_t kv_le
   size.shares_prefixes = shares_prefixes;
   size.snapshots = options_.snapshots && size.max_q_len > 1;
   size.kept_drafts = options_.kept_drafts && size.max_q_len > 1;
+  size.trees = options_.trees && size.max_q_len > 1;
   size.max_kv_len = graph_context(size.requests, kv_len, options_.limits.max_kv_len);
   size.mode = size.max_q_len == 1 ? ForwardMode::decode : ForwardMode::extend;
   size.draws = options_.draws;

@@ -23,6 +23,7 @@ struct PaddedPassOptions {
   bool draws = false;        // passes draw their tokens
   // Passes with several new tokens of a request name slots of states, or drafts that states keep.
   bool snapshots = false, kept_drafts = false;
+  bool trees = false;  // passes with several new tokens of a request have a tree mask
 };
 
 class PaddedPasses {

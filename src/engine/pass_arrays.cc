@@ -4,8 +4,30 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "fovea/speculation.h"
 
 namespace fovea {
+namespace {
+
+void fill_ancestors(const PassPart& part, uint64_t* ancestors) {
+  const auto count = static_cast<int32_t>(part.tokens.size());
+  check_argument(part.parents.empty() || part.parents.size() == part.tokens.size(),
+                 "a part has {} parents, must have {}, as it has tokens", part.parents.size(),
+                 part.tokens.size());
+  if (count > kMaxDraftNodes) {
+    check_argument(part.parents.empty(), "a tree has {} tokens, the limit is {}", count,
+                   kMaxDraftNodes);
+    return;
+  }
+  for (int32_t i = 0; i < count; ++i) {
+    const int32_t parent = part.parents.empty() ? i - 1 : part.parents[static_cast<size_t>(i)];
+    check_argument(parent >= -1 && parent < i, "parents[{}] is {}, must be in [-1, {})", i, parent,
+                   i);
+    ancestors[i] = uint64_t{1} << i | (parent < 0 ? 0 : ancestors[parent]);
+  }
+}
+
+}  // namespace
 
 PassSize fill_arrays(std::span<const PassPart> parts, const BatchLimits& limits,
                      RequestTable& table, const PassArrays& arrays) {
@@ -26,9 +48,12 @@ PassSize fill_arrays(std::span<const PassPart> parts, const BatchLimits& limits,
                    part.tokens.size());
     std::copy(part.features.begin(), part.features.end(), arrays.features + size.tokens);
     for (int32_t i = 0; i < count; ++i) {
-      arrays.positions[size.tokens + i] = part.begin + i;
+      arrays.positions[size.tokens + i] = part.begin + part.depth(i);
+      arrays.places[size.tokens + i] = part.begin + i;
       arrays.out_slots[size.tokens + i] = slots[static_cast<size_t>(part.begin + i)];
     }
+    fill_ancestors(part, arrays.ancestors + size.tokens);
+    size.trees |= !part.parents.empty();
     std::fill_n(arrays.snapshot_slots + size.tokens, count, -1);
     std::ranges::copy(part.lease->draft_states, arrays.snapshot_slots + size.tokens);
     size.snapshots |= !part.lease->draft_states.empty();

@@ -21,6 +21,7 @@ struct PassSize {
   bool shares_prefixes = false;  // the batch names its shared prefixes
   bool snapshots = false;        // the batch names slots of the states after its tokens
   bool kept_drafts = false;      // the batch names the drafts that states keep
+  bool trees = false;            // the batch has positions and a tree mask
   bool padded = false;           // the sizes are a graph's
   ForwardMode mode = ForwardMode::extend;
 };
@@ -29,10 +30,12 @@ struct PassSize {
 // BatchView.
 struct PassArrays {
   int32_t *tokens, *positions, *logit_rows, *features;  // [max_tokens]
-  int64_t* out_slots;                                   // [max_tokens]
-  int32_t* snapshot_slots;                              // [max_tokens]
-  int32_t* q_indptr;                                    // [max_requests + 1]
-  int32_t *kv_lens, *request_rows, *draft_counts;       // [max_requests]
+  int32_t* places;      // [max_tokens] number of each token among the stored ones of its request
+  uint64_t* ancestors;  // [max_tokens] TreeMask; unset for parts of more tokens than it has bits
+  int64_t* out_slots;   // [max_tokens]
+  int32_t* snapshot_slots;                         // [max_tokens]
+  int32_t* q_indptr;                               // [max_requests + 1]
+  int32_t *kv_lens, *request_rows, *draft_counts;  // [max_requests]
 };
 
 // Fills the arrays, one request per part, and returns all sizes but those of draws, and without

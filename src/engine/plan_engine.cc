@@ -32,6 +32,7 @@ constexpr int32_t kMaxPageSize = 65536;
 constexpr int32_t kMaxRequests = 65535;
 constexpr int32_t kMaxBatchTokens = 1 << 20;
 constexpr int32_t kMaxDrafts = kMaxDraftNodes - 1;
+constexpr int32_t kMaxDraftBranches = 8;
 // Size of the buffer for logits of scored prompts. A buffer for max_batch_tokens rows would be far
 // larger than this: hundreds of MB for a vocabulary of 150,000.
 constexpr size_t kPromptLogitBytes = size_t{16} << 20;
@@ -101,6 +102,12 @@ void check_speculation(const EngineOptions& options) {
       printable(options.speculate));
   check_argument(options.max_drafts >= 1 && options.max_drafts <= kMaxDrafts,
                  "max_drafts is {}, must be in [1, {}]", options.max_drafts, kMaxDrafts);
+  check_argument(options.draft_branches >= 1 && options.draft_branches <= kMaxDraftBranches,
+                 "draft_branches is {}, must be in [1, {}]", options.draft_branches,
+                 kMaxDraftBranches);
+  check_argument(options.draft_branches == 1 || drafts,
+                 "draft_branches is {}, which needs drafts of a model or a head; speculate is '{}'",
+                 options.draft_branches, printable(options.speculate));
   if (options.speculate.empty()) {
     check_argument(!options.always_speculate, "always_speculate is true, but speculate is empty");
     return;
@@ -115,6 +122,23 @@ void check_speculation(const EngineOptions& options) {
                  "speculate is {}, which does not work with overlap: drafts follow the tokens that "
                  "the pass before them draws",
                  options.speculate);
+}
+
+void check_branches(const EngineOptions& options, const ModelInfo& model) {
+  if (options.draft_branches == 1) return;
+  for (const LayerGroup& group : model.groups) {
+    if (is_linear(group.spec.kind)) {
+      fail(ErrorCode::unsupported,
+           "draft_branches is {}, but {} has recurrent states, which follow one branch only",
+           options.draft_branches, model.architecture);
+    }
+    if (group.context_ranks > 1) {
+      fail(ErrorCode::unsupported,
+           "draft_branches is {}, but each of {} ranks has a part of the context, which masks do "
+           "not divide",
+           options.draft_branches, group.context_ranks);
+    }
+  }
 }
 
 int32_t prompt_rows(const EngineOptions& options, const ModelInfo& model) {
@@ -176,6 +200,7 @@ std::unique_ptr<Model> load_model_of(const EngineOptions& options,
 
 SizedEngine size_engine(const EngineOptions& options, const ModelInfo& model,
                         const DeviceInfo& device, size_t free_bytes) {
+  check_branches(options, model);
   SizedEngine sized;
   sized.caches = cache_options(options, model, device.device(), free_bytes);
   sized.limits = batch_limits(options, sized.caches, device);
@@ -187,7 +212,8 @@ SizedEngine size_engine(const EngineOptions& options, const ModelInfo& model,
         return group.why_no_graphs.empty();
       });
   sized.captures_extends = std::ranges::all_of(sized.selections, [](const auto& group) {
-    return group.prefill.chosen->graphs == GraphSupport::always;
+    return group.prefill.chosen->graphs == GraphSupport::always &&
+           (!group.trees || group.trees->chosen->graphs == GraphSupport::always);
   });
   sized.scheduling = {
       .max_running = sized.caches.max_requests,
@@ -219,9 +245,11 @@ EngineMemory planned_memory(const Model& model, const SizedEngine& sized, int th
       static_cast<size_t>(std::min(sized.logit_rows(), sized.limits.max_tokens));
   memory.logits = on_cpu ? host_logit_bytes(sized.scheduling, info.vocabulary, threads)
                          : logit_rows * logit_row;
-  memory.batch = on_cpu ? host_batch_bytes(sized.limits)
-                        : CudaBatch::bytes(sized.limits, sized.max_width,
-                                           bits_of_masks(sized.masked_draws, info.vocabulary));
+  memory.batch =
+      on_cpu ? host_batch_bytes(sized.limits)
+             : CudaBatch::bytes(sized.limits, {sized.max_width,
+                                               bits_of_masks(sized.masked_draws, info.vocabulary),
+                                               sized.likeliest});
   return memory;
 }
 

@@ -89,14 +89,15 @@ void transfer_options(Message& message, Options& options) {
   auto& [model_path, random_weights, device, registry, backend, decode_backend, kv_dtype, kv_scale,
          page_size, kv_memory_bytes, max_requests, max_batch_tokens, max_mixed_tokens, max_context,
          threads, prefix_cache, batch_invariant, cuda_graphs, max_graph_requests, overlap,
-         speculate, max_drafts, always_speculate, record_steps, prefix_levels, min_prefix_savings,
-         workspace_budget] = options;
+         speculate, max_drafts, draft_branches, always_speculate, record_steps, prefix_levels,
+         min_prefix_savings, workspace_budget] = options;
   (void)registry;
   const auto all = [&](auto&... values) { (message(values), ...); };
   all(model_path, random_weights, device, kv_dtype, kv_scale, page_size, kv_memory_bytes,
       max_requests, max_batch_tokens, max_mixed_tokens, max_context, threads, prefix_cache,
       batch_invariant, cuda_graphs, max_graph_requests, overlap, speculate, max_drafts,
-      always_speculate, record_steps, prefix_levels, min_prefix_savings, workspace_budget);
+      draft_branches, always_speculate, record_steps, prefix_levels, min_prefix_savings,
+      workspace_budget);
   transfer_wish(message, backend);
   bool decodes_apart = decode_backend.has_value();
   message(decodes_apart);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "engine/cache_set.h"
+#include "engine/draft_tree.h"
 #include "engine/logit_changes.h"
 #include "engine/stop_matcher.h"
 #include "fovea/engine.h"
@@ -29,11 +30,10 @@ struct Request {
   // Tokens in the caches once all enqueued passes have run.
   int32_t computed = 0;
   CacheLease lease;
-  int32_t passes = 0;     // passes in flight that compute its tokens
-  int32_t pending = 0;    // tokens that passes in flight draw
-  int32_t drawn_by = -1;  // with `pending`: its part in the pass enqueued last
-  // While a pass verifies drafts: the last token, then the drafts.
-  std::vector<int32_t> chain;
+  int32_t passes = 0;       // passes in flight that compute its tokens
+  int32_t pending = 0;      // tokens that passes in flight draw
+  int32_t drawn_by = -1;    // with `pending`: its part in the pass enqueued last
+  DraftTree drafts;         // while a pass verifies them
   int32_t preemptions = 0;  // tells passes over an earlier lease from those over this one
   bool ended = false;       // its last event is queued; passes in flight still refer to it
   int32_t retried_at = -1;  // value of `computed` when the request last ran out of memory alone

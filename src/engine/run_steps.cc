@@ -146,7 +146,8 @@ PassPart TextEngine::add_chunk(EnginePass& pass, const Chunk& chunk) const {
     part.tokens = {&kUnknownToken, 1};
     part.drawn_by = request.drawn_by;
   } else if (chunk.drafts > 0) {
-    part.tokens = request.chain;
+    part.tokens = request.drafts.tokens;
+    part.parents = request.drafts.parents;
   } else {
     part.tokens = std::span<const int32_t>(request.tokens)
                       .subspan(static_cast<size_t>(chunk.begin),
@@ -177,6 +178,7 @@ void TextEngine::finish_pass(EnginePass& pass) {
   }
   settle(pass);
   count_pass(pass, times);
+  move_accepted(pass);
   for (Outcome& outcome : pass.outcomes) deliver(outcome);
   std::erase_if(ended_, [](const auto& request) { return request->passes == 0; });
   pass.record.deliver_end = now();

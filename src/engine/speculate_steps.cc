@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "engine/text_engine.h"
+#include "fovea/speculation.h"
 
 namespace fovea {
 namespace {
@@ -33,61 +34,78 @@ void TextEngine::add_drafts(EnginePass& pass, std::span<const Chunk> chunks) {
   pass.draft_width =
       control_.width(static_cast<int32_t>(drafting_.size()), drafting_.size() == chunks.size());
   if (pass.draft_width == 0) return;
-  parts_.drafter->draft(drafting_, pass.draft_width);
+  const bool fits_a_mask = std::ranges::all_of(
+      chunks, [](const Chunk& chunk) { return chunk.end - chunk.begin <= kMaxDraftNodes; });
+  parts_.drafter->draft(drafting_, pass.draft_width, fits_a_mask ? parts_.draft_branches : 1);
+  pass.record.draft_device_seconds = parts_.drafter->device_seconds();
   for (size_t i = 0; i < drafting_.size(); ++i) {
-    std::vector<int32_t>& chain = drafting_[i]->chain;
-    const auto wanted = static_cast<int32_t>(chain.size()) - 1;
-    chain.resize(1 + static_cast<size_t>(scheduler_.add_drafts(drafting_chunks_[i], wanted)));
+    DraftTree& drafts = drafting_[i]->drafts;
+    drafts.keep(scheduler_.add_drafts(drafting_chunks_[i], drafts.drafts()));
   }
 }
 
-// Returns how many drafts of a chunk are accepted without a look at their draws.
-int32_t TextEngine::accepted_anyway(const Chunk& chunk) const {
-  return chunk.drafts > 0 ? parts_.drafter->accepted_anyway(*chunk.request) : -1;
+// Starts at the request's last token.
+TextEngine::DraftWalk TextEngine::begin_walk(const Outcome& outcome) const {
+  const Request& request = *outcome.chunk.request;
+  DraftWalk walk;
+  if (outcome.chunk.drafts > 0) walk.given = parts_.drafter->accepted_anyway(request);
+  return walk;
+}
+
+// Goes to the draft that the token drawn last is, which joins the text. Returns false if there is
+// none, or if the token ends the request.
+bool TextEngine::follow(Outcome& outcome, DraftWalk& walk) const {
+  if (outcome.chunk.drafts == 0) return false;
+  Request& request = *outcome.chunk.request;
+  int32_t& token = outcome.sampled.back().token;
+  if (walk.node < walk.given) token = request.drafts.tokens[static_cast<size_t>(walk.node) + 1];
+  const int32_t next = request.drafts.find(walk.node, token);
+  if (next < 0) return false;
+  if (walk.node == 0) walk.ahead = request.grammar;
+  const bool ends_value = read_by_grammar(walk.ahead, token);
+  request.tokens.push_back(token);
+  if (ends_value || finish_reason(request, token) != FinishReason::none) return false;
+  outcome.accepted.push_back(walk.node = next);
+  return true;
 }
 
 // Draws the request's next token, and with drafts the tokens after it, up to the first one that is
-// not its draft or ends the request. Each draw sees the text before it, as without drafts.
+// no draft or ends the request. Each draw sees the text before it, as without drafts.
 void TextEngine::draw_tokens(Outcome& outcome, Sampler& sampler) const {
   Request& request = *outcome.chunk.request;
-  const auto drafts = static_cast<size_t>(outcome.chunk.drafts);
   const size_t end = outcome.first_row + static_cast<size_t>(outcome.logit_rows);
+  const size_t first = end - 1 - static_cast<size_t>(outcome.chunk.drafts);
   const Restored restored{request.tokens, request.tokens.size()};
-  const int32_t anyway = accepted_anyway(outcome.chunk);
-  Grammar ahead;
+  DraftWalk walk = begin_walk(outcome);
   grammar::TokenMask allowed;
-  for (size_t i = 0;; ++i) {
+  do {
     const auto [prompt, output] = request.parts();
-    allowed_tokens(i == 0 ? request.grammar : ahead, allowed);
-    outcome.sampled.push_back(sampler.sample(logit_rows(end - 1 - drafts + i, 1), request.sampling,
+    allowed_tokens(walk.node == 0 ? request.grammar : walk.ahead, allowed);
+    outcome.sampled.push_back(sampler.sample(logit_rows(first + static_cast<size_t>(walk.node), 1),
+                                             request.sampling,
                                              TokenHistory{prompt, output, end_tokens(), allowed}));
-    int32_t& token = outcome.sampled.back().token;
-    if (static_cast<int32_t>(i) < anyway) token = request.chain[i + 1];
-    if (i == drafts || token != request.chain[i + 1]) return;
-    if (i == 0) ahead = request.grammar;
-    const bool ends_value = read_by_grammar(ahead, token);
-    request.tokens.push_back(token);
-    if (ends_value || finish_reason(request, token) != FinishReason::none) return;
-  }
+  } while (follow(outcome, walk));
 }
 
 // Takes the tokens that the runner drew after each row, as draw_tokens() would draw them.
 void TextEngine::take_drawn(Outcome& outcome) const {
   Request& request = *outcome.chunk.request;
-  const auto drafts = static_cast<size_t>(outcome.chunk.drafts);
   const Restored restored{request.tokens, request.tokens.size()};
-  const int32_t anyway = accepted_anyway(outcome.chunk);
-  Grammar ahead;
-  for (size_t i = 0;; ++i) {
-    const bool given = static_cast<int32_t>(i) < anyway;
-    const int32_t token = given ? request.chain[i + 1] : outcome.drawn[i];
-    outcome.sampled.push_back({token});
-    if (i == drafts || token != request.chain[i + 1]) return;
-    if (i == 0) ahead = request.grammar;
-    const bool ends_value = read_by_grammar(ahead, token);
-    request.tokens.push_back(token);
-    if (ends_value || finish_reason(request, token) != FinishReason::none) return;
+  DraftWalk walk = begin_walk(outcome);
+  do {
+    outcome.sampled.push_back({outcome.drawn[static_cast<size_t>(walk.node)]});
+  } while (follow(outcome, walk));
+}
+
+// Makes the rows of accepted drafts consecutive, as keep_text() expects them.
+void TextEngine::move_accepted(const EnginePass& pass) {
+  if (!parts_.draft_rows) return;
+  for (const Outcome& outcome : pass.outcomes) {
+    const Request& request = *outcome.chunk.request;
+    if (request.ended || outcome.preemptions != request.preemptions) continue;
+    parts_.draft_rows->add(request.lease, outcome.chunk.begin, outcome.accepted);
   }
+  parts_.draft_rows->move();
 }
 
 // Cuts the request's memory to its text.

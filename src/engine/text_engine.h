@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "engine/cache_set.h"
+#include "engine/draft_rows.h"
 #include "engine/drafter.h"
 #include "engine/grammars.h"
 #include "engine/model_runner.h"
@@ -48,6 +49,8 @@ struct EngineParts {
   std::unique_ptr<Drafter> drafter;    // null: no speculation
   size_t drafter_bytes = 0;
   bool always_speculate = false;
+  int32_t draft_branches = 1;
+  std::unique_ptr<DraftRows> draft_rows;  // with several branches
   std::vector<std::string> notes;
 };
 
@@ -101,6 +104,7 @@ class TextEngine final : public Engine {
     std::span<const int32_t> drawn;    // the tokens after each of its rows, if the runner drew them
     // The next tokens: accepted drafts, and the token drawn after them.
     std::vector<SampledToken> sampled;
+    std::vector<int32_t> accepted;  // the nodes of the request's drafts that are accepted
     std::string failure;  // reason why the request fails after them; empty if it continues
   };
   // A pass from its enqueueing to its events.
@@ -135,16 +139,24 @@ class TextEngine final : public Engine {
   void find_masks(const Outcome& outcome, std::span<grammar::TokenMask> masks) const;
   bool read_by_grammar(Grammar& grammar, int32_t token) const;
   std::string text_of(Request& request, int32_t token) const;
+  // A walk from a request's last token along the drafts that its draws accept.
+  struct DraftWalk {
+    int32_t node = 0;    // the draft reached last
+    int32_t given = -1;  // so many drafts are accepted whatever is drawn
+    Grammar ahead;       // after the drafts, if there are any
+  };
   void sample_pass(EnginePass& pass);
   void sample(Outcome& outcome, bool has_logits, Sampler& sampler);
   void score_prompt(const Outcome& outcome, Sampler& sampler) const;
   void draw_tokens(Outcome& outcome, Sampler& sampler) const;
   void take_drawn(Outcome& outcome) const;
-  int32_t accepted_anyway(const Chunk& chunk) const;
+  DraftWalk begin_walk(const Outcome& outcome) const;
+  bool follow(Outcome& outcome, DraftWalk& walk) const;
   void count_pass(EnginePass& pass, const PassTimes& times);
   void count_drafts(EnginePass& pass, double seconds);
   void deliver(Outcome& outcome);
   bool accept(Outcome& outcome);
+  void move_accepted(const EnginePass& pass);
   void keep_text(const Outcome& outcome);
   bool emit(const Outcome& outcome, SampledToken& sampled);
   FinishReason finish_reason(const Request& request, int32_t token) const;

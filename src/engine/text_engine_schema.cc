@@ -50,19 +50,29 @@ void TextEngine::draw_masked() {
   }
 }
 
-// Finds the masks of a request's token and of those after its drafts. Draws after the end of the
-// value, or after a draft that the schema does not allow, may have any token: they are not read.
+// Finds the masks of a request's token and of the tokens after its drafts. Draws after the end of
+// the value, or after a draft that the schema does not allow, may have any token: they are not
+// read.
 void TextEngine::find_masks(const Outcome& outcome, std::span<grammar::TokenMask> masks) const {
   for (grammar::TokenMask& mask : masks) mask.clear();
   const Request& request = *outcome.chunk.request;
   if (request.ended) return;
-  Grammar ahead = request.grammar;
-  for (size_t i = 0; i < masks.size(); ++i) {
-    allowed_tokens(ahead, masks[i]);
-    if (i + 1 == masks.size()) return;
-    const int32_t draft = request.chain[i + 1];
-    if (!grammar::has(masks[i], draft) || std::ranges::count(end_tokens(), draft) > 0) return;
-    if (!ahead->accept(parts_.tokenizer->token_bytes(draft)) || !ahead->may_continue()) return;
+  std::vector<Grammar> ahead(masks.size());  // after each draft; unset: its draw is not read
+  ahead[0] = request.grammar;
+  for (size_t node = 0; node < masks.size(); ++node) {
+    if (node > 0) {
+      const auto parent = static_cast<size_t>(request.drafts.parent(static_cast<int32_t>(node)));
+      const int32_t draft = request.drafts.tokens[node];
+      if (!ahead[parent] || !grammar::has(masks[parent], draft)) continue;
+      if (std::ranges::count(end_tokens(), draft) > 0) continue;
+      ahead[node] = ahead[parent];
+      if (!ahead[node]->accept(parts_.tokenizer->token_bytes(draft)) ||
+          !ahead[node]->may_continue()) {
+        ahead[node].reset();
+        continue;
+      }
+    }
+    allowed_tokens(ahead[node], masks[node]);
   }
 }
 

@@ -70,6 +70,20 @@ TEST(ComposeByPhase, RoutesEachModeAndForwardFollowsThePlan) {
   }
 }
 
+TEST(ComposeByMask, TreesHaveABackendOfTheirOwn) {
+  Log log;
+  const auto both = compose_by_mask(std::make_unique<Recorder>("plain", 100, log),
+                                    std::make_unique<Recorder>("trees", 300, log));
+  const uint64_t ancestors[] = {1};
+  BatchView batch{.mode = ForwardMode::extend};
+  both->plan(batch);
+  batch.masks.tree.ancestors = ancestors;
+  both->plan(batch);
+  both->forward({.layer = 2});
+  EXPECT_EQ(log, (Log{"plain plan", "trees plan", "trees layer 2"}));
+  EXPECT_THROW((void)compose_by_mask(nullptr, std::make_unique<Recorder>("trees", 1, log)), Error);
+}
+
 TEST(ComposeByPhase, NoPlanOutlivesAReserveOrAPlanThatFails) {
   Log log;
   const auto both = compose_by_phase(std::make_unique<Recorder>("prefill", 1, log),

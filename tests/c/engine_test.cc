@@ -271,6 +271,7 @@ TEST(EngineInC, SpeculatesAndCountsDrafts) {
   ASSERT_EQ(fovea_engine_options_init(&options, sizeof options), FOVEA_OK);
   EXPECT_EQ(options.speculate, nullptr);
   EXPECT_EQ(options.max_drafts, EngineOptions{}.max_drafts);
+  EXPECT_EQ(options.draft_branches, EngineOptions{}.draft_branches);
   options.model_path = kModel.c_str();
   options.threads = 1;
   options.max_context = 256;
@@ -278,6 +279,7 @@ TEST(EngineInC, SpeculatesAndCountsDrafts) {
   const std::string speculate = "draft:" + kModel;
   options.speculate = speculate.c_str();
   options.max_drafts = 3;
+  options.draft_branches = 2;
   options.always_speculate = 1;
   fovea_engine* engine = nullptr;
   ASSERT_EQ(fovea_engine_load(&options, &engine), FOVEA_OK) << fovea_last_error();

@@ -115,6 +115,11 @@ INSTANTIATE_TEST_SUITE_P(Eagle, Churn,
                          ::testing::Combine(::testing::Values("llama", "deepseek_v3", "qwen3_next"),
                                             ::testing::Values(Passes::eagle, Passes::eagle_drawn)),
                          name_of);
+INSTANTIATE_TEST_SUITE_P(Trees, Churn,
+                         ::testing::Combine(::testing::Values("llama", "gemma2", "gpt_oss",
+                                                              "deepseek_v3", "llama4_text"),
+                                            ::testing::Values(Passes::trees)),
+                         name_of);
 
 }  // namespace
 }  // namespace fovea

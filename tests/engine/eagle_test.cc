@@ -155,6 +155,58 @@ TEST_P(Eagle, SampledTextIsThatWithout) {
   }
 }
 
+// Returns the tokens of a step on average, of greedy texts.
+double tokens_a_step(const EngineOptions& options, const std::vector<ReferencePrompt>& prompts) {
+  const std::unique_ptr<Engine> engine = Engine::load(options);
+  for (size_t i = 0; i < 3; ++i) {
+    const GenerateRequest request = greedy_request(prompts[i]);
+    EXPECT_EQ(engine->generate({&request, 1}).front().tokens, prompts[i].greedy);
+  }
+  const EngineStats& stats = engine->stats();
+  return 1 + static_cast<double>(stats.accepted_drafts) / static_cast<double>(stats.draft_requests);
+}
+
+TEST_P(Eagle, TreesHaveMoreDraftsThatAreRightThanChains) {
+  EngineOptions own = options();
+  if (model() == "qwen3_next") {
+    own.draft_branches = 2;
+    for (const bool plans : {false, true}) {
+      test::expect_error(ErrorCode::unsupported,
+                         "draft_branches is 2, but Qwen3NextForCausalLM has recurrent states",
+                         [&] { plans ? (void)Engine::plan(own) : (void)Engine::load(own); });
+    }
+    return;
+  }
+  const std::vector<ReferencePrompt> prompts = read_reference(model());
+  own.max_drafts = 16;
+  const double chains = tokens_a_step(own, prompts);
+  for (const int32_t branches : {2, 3, 4}) {
+    own.draft_branches = branches;
+    EXPECT_GT(tokens_a_step(own, prompts), chains) << branches << " branches";
+  }
+}
+
+// The rows of accepted drafts have moved, in the caches and in the features, before their pages
+// serve another request.
+TEST_P(Eagle, DraftsAfterATextOfTreesAreThoseAfterItsPrompt) {
+  if (model() == "qwen3_next") return;
+  EngineOptions own = options();
+  own.draft_branches = 4;
+  own.max_drafts = 8;
+  GenerateRequest request = greedy_request(read_reference(model())[2]);
+  request.sampling.max_new_tokens = 80;
+  const std::unique_ptr<Engine> engine = Engine::load(own);
+  const std::vector<int32_t> text = engine->generate({&request, 1}).front().tokens;
+  request.tokens.insert(request.tokens.end(), text.begin(), text.end());
+  request.sampling.max_new_tokens = 40;
+  (void)accepted_by_step(*engine);
+  const GenerateResult warm = engine->generate({&request, 1}).front();
+  EXPECT_GT(warm.cached_tokens, static_cast<int32_t>(request.tokens.size()) - 17);
+  const std::unique_ptr<Engine> cold = Engine::load(own);
+  EXPECT_EQ(warm.tokens, cold->generate({&request, 1}).front().tokens);
+  EXPECT_EQ(accepted_by_step(*engine), accepted_by_step(*cold));
+}
+
 TEST(EagleRanks, DraftAlike) {
   const std::unique_ptr<Engine> ranks =
       load_parallel_engine(eagle_options(), {.tensor_parallel = 2});

@@ -58,6 +58,16 @@ TEST(EngineOptions, AreCheckedByName) {
   refused("but random_weights is not given", kInvalid, [](auto& o) { o.speculate = "oracle:2.7"; });
   refused("always_speculate is true, but speculate is empty", kInvalid,
           [](auto& o) { o.always_speculate = true; });
+  for (const int32_t value : {0, 9}) {
+    refused("draft_branches is " + std::to_string(value) + ", must be in [1, 8]", kInvalid,
+            [&](auto& o) { o.draft_branches = value; });
+  }
+  for (const char* drafter : {"", "ngram"}) {
+    refused("draft_branches is 2, which needs drafts of a model or a head", kInvalid, [&](auto& o) {
+      o.speculate = drafter;
+      o.draft_branches = 2;
+    });
+  }
   refused("does not work with overlap", kInvalid, [](auto& o) {
     o.speculate = "ngram";
     o.overlap = true;

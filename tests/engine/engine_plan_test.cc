@@ -136,6 +136,29 @@ TEST(EnginePlan, EveryShapeIsPlannedOnAGpu) {
   EXPECT_EQ(shapes, 13);
 }
 
+// Layers of all kinds verify trees on a GPU, and passes without trees keep their backends.
+TEST(EnginePlan, TreesHaveBackendsOnAGpu) {
+  if (!has_hopper_kernels()) GTEST_SKIP() << "neither kernels of sm_90 nor NVRTC";
+  for (const char* shape : {"qwen3_8b", "gemma2_2b", "gpt_oss_20b", "deepseek_v2_lite"}) {
+    SCOPED_TRACE(shape);
+    EngineOptions options = shape_options(shape);
+    const EnginePlan plain = Engine::plan(options, kH200);
+    options.speculate = "draft:" + options.model_path;
+    if (std::string(shape) == "qwen3_8b")
+      options.speculate = "eagle:" FOVEA_SOURCE_DIR "/testdata/drafts/qwen3_8b_eagle.json";
+    options.max_drafts = 16;
+    options.draft_branches = 4;
+    const EnginePlan plan = Engine::plan(options, kH200);
+    ASSERT_EQ(plan.selections.size(), plain.selections.size());
+    for (size_t i = 0; i < plan.selections.size(); ++i) {
+      ASSERT_TRUE(plan.selections[i].trees);
+      EXPECT_EQ(plan.selections[i].prefill.chosen->name, plain.selections[i].prefill.chosen->name);
+    }
+    EXPECT_NE(plan.explain().find(", trees of drafts\n"), std::string::npos);
+    EXPECT_GT(plan.memory.drafter, 0u);
+  }
+}
+
 // Only sampled rows have logits, and feed-forward blocks compute long passes in pieces.
 TEST(EnginePlan, ALongPassOfAModelOf8BTakesLittleMoreThanWeightsAndCaches) {
   if (!has_hopper_kernels()) GTEST_SKIP() << "neither kernels of sm_90 nor NVRTC";

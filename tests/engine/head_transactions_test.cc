@@ -20,7 +20,7 @@ namespace fovea {
 namespace {
 
 constexpr int32_t kVocabulary = 3;  // few, so that drafts are often right
-constexpr int32_t kContext = 60, kMaxRequests = 5, kMaxDrafts = 6, kDim = 8;
+constexpr int32_t kContext = 60, kMaxRequests = 5, kMaxDrafts = 6, kBranches = 2, kDim = 8;
 
 // Hashes have 20 bits, which f32 holds.
 uint32_t mix(uint32_t hash, uint32_t value) {
@@ -33,20 +33,25 @@ uint32_t hidden_of(uint32_t feature, int32_t token, uint32_t sum) {
   return mix(mix(feature, static_cast<uint32_t>(token) + 77), sum);
 }
 
-// Returns the last token of the text, and the drafts after it.
-std::vector<int32_t> chain_after(std::vector<int32_t> text, int32_t drafts) {
+// Returns the token that follows a text of two tokens at least and some drafts.
+int32_t next_after(std::vector<int32_t> text, const std::vector<int32_t>& drafts) {
   const size_t length = text.size();
-  std::vector<int32_t> chain{text.back()};
+  text.insert(text.end(), drafts.begin(), drafts.end());
   uint32_t prefix = 0, sum = 0, hidden = 0;
-  for (size_t i = 0; i + 2 < length + static_cast<size_t>(drafts) + 1; ++i) {
+  for (size_t i = 0; i + 1 < text.size(); ++i) {
     prefix = mix(prefix, static_cast<uint32_t>(text[i]));
     const uint32_t feature = i + 1 < length ? prefix : hidden;
     sum += value_of(feature, text[i + 1]);
     hidden = hidden_of(feature, text[i + 1], sum);
-    if (i + 2 < length) continue;
-    text.push_back(static_cast<int32_t>(hidden % kVocabulary));
-    chain.push_back(text.back());
   }
+  return static_cast<int32_t>(hidden % kVocabulary);
+}
+
+// Returns the last token of the text, and the drafts after it.
+std::vector<int32_t> chain_after(const std::vector<int32_t>& text, int32_t drafts) {
+  std::vector<int32_t> chain;
+  for (int32_t i = 0; i < drafts; ++i) chain.push_back(next_after(text, chain));
+  chain.insert(chain.begin(), text.back());
   return chain;
 }
 
@@ -129,8 +134,9 @@ class NaiveHead final : public EagleHead {
 
 class World {
  public:
-  World(bool runner_draws, uint32_t seed)
+  World(bool runner_draws, int32_t branches, uint32_t seed)
       : random_(seed),
+        branches_(branches),
         caches_(tiny_cache_options(
             {.pages = 50, .max_requests = kMaxRequests, .max_context = kContext})) {
     auto head = std::make_unique<NaiveHead>(threads_);
@@ -144,6 +150,7 @@ class World {
     options.max_batch_tokens = 24;  // prompts are computed in pieces
     options.max_context = kContext;
     options.max_drafts = kMaxDrafts;
+    options.draft_branches = branches;
     options.kv_memory_bytes = size_t{40} * 4 * 2 * kDim * sizeof(float);
     head_->reserve_features(caches_.slots(), options.max_batch_tokens);
     drafter_ = make_model_drafter(draft_, size_draft_model(draft_, cpu_device()), threads_, caches_,
@@ -172,8 +179,8 @@ class World {
     EXPECT_GT(hits_, 100);
     EXPECT_GT(preempted_, 100);
     EXPECT_GT(without_memory_, 100) << "the head's caches were never full";
-    EXPECT_GT(accepted_, transactions);
-    EXPECT_GT(rejected_, transactions);
+    EXPECT_GT(accepted_, transactions / branches_);
+    EXPECT_GT(rejected_, transactions / branches_);
   }
 
  private:
@@ -240,19 +247,66 @@ class World {
       running.push_back(request.get());
     }
     const auto wanted = static_cast<int32_t>(1 + pick(kMaxDrafts));
-    drafter_->draft(running, wanted);
+    drafter_->draft(running, wanted, branches_);
     for (Request* const request : running) {
       const bool computes = request->length() > 1;
       const int32_t count = computes ? std::min(wanted, request->max_drafts()) : 0;
       std::vector<int32_t> expected = chain_after(request->tokens, count);
-      const auto drafts = static_cast<int32_t>(request->chain.size()) - 1;
-      ASSERT_LE(drafts, count);
-      without_memory_ += drafts < count;
-      expected.resize(request->chain.size());
-      ASSERT_EQ(request->chain, expected) << "after " << request->length() << " tokens";
-      verify(*request, drafts);
+      const DraftTree& drafts = request->drafts;
+      ASSERT_LE(drafts.drafts(), count);
+      without_memory_ += drafts.drafts() < count;
+      if (drafts.parents.empty()) {
+        expected.resize(drafts.tokens.size());
+        ASSERT_EQ(drafts.tokens, expected) << "after " << request->length() << " tokens";
+      } else {
+        check_tree(*request);
+        keep_path(*request);
+      }
+      verify(*request, drafts.drafts());
     }
     std::erase_if(requests_, [](const auto& request) { return request->id < 0; });
+  }
+
+  // A node's first child is the token after its path. All tokens but the likeliest are equally
+  // unlikely, and the first of them is the second child.
+  void check_tree(const Request& request) {
+    const DraftTree& tree = request.drafts;
+    for (int32_t node = 0; node <= tree.drafts(); ++node) {
+      std::vector<int32_t> text = request.tokens, path;
+      for (int32_t i = node; i > 0; i = tree.parent(i)) path.push_back(i);
+      const int32_t depth = static_cast<int32_t>(path.size());
+      const std::vector<int32_t> children = children_of(tree, node);
+      ASSERT_LE(children.size(), static_cast<size_t>(kBranches));
+      if (children.empty()) continue;
+      std::vector<int32_t> drafts;
+      for (size_t i = path.size(); i-- > 0;) {
+        drafts.push_back(tree.tokens[static_cast<size_t>(path[i])]);
+      }
+      ASSERT_EQ(children.front(), next_after(text, drafts))
+          << "node " << node << " of depth " << depth;
+      if (children.size() > 1) {
+        ASSERT_EQ(children[1], children[0] == 0 ? 1 : 0);
+      }
+    }
+  }
+  static std::vector<int32_t> children_of(const DraftTree& tree, int32_t node) {
+    std::vector<int32_t> children;
+    for (int32_t next = node + 1; next <= tree.drafts(); ++next) {
+      if (tree.parent(next) == node) children.push_back(tree.tokens[static_cast<size_t>(next)]);
+    }
+    return children;
+  }
+  // Leaves a random path of the tree, which the model verifies.
+  void keep_path(Request& request) {
+    const DraftTree tree = request.drafts;
+    DraftTree& path = request.drafts;
+    path.begin(tree.tokens.front());
+    for (int32_t node = 0;;) {
+      const std::vector<int32_t> children = children_of(tree, node);
+      if (children.empty()) return;
+      path.tokens.push_back(children[pick(children.size())]);
+      node = tree.find(node, path.tokens.back());
+    }
   }
 
   void verify(Request& request, int32_t drafts) {
@@ -260,7 +314,8 @@ class World {
     while (drafts > 0 && !caches_.extend(request.lease, length - 1, length + drafts)) --drafts;
     if (drafts == 0 && !caches_.extend(request.lease, length - 1, length)) return preempt(request);
     std::vector<int32_t> guessed = request.tokens;
-    guessed.insert(guessed.end(), request.chain.begin() + 1, request.chain.begin() + 1 + drafts);
+    const std::vector<int32_t>& chain = request.drafts.tokens;
+    guessed.insert(guessed.end(), chain.begin() + 1, chain.begin() + 1 + drafts);
     note(request, length - 1, length + drafts, guessed);
     const auto accepted = static_cast<int32_t>(pick(static_cast<size_t>(drafts) + 1));
     guessed.resize(static_cast<size_t>(length + accepted));
@@ -277,6 +332,7 @@ class World {
   }
 
   std::mt19937 random_;
+  const int32_t branches_;
   ThreadPool threads_{1};
   const BackendRegistry registry_ = BackendRegistry::builtin();
   CacheSet caches_;
@@ -290,8 +346,10 @@ class World {
 
 TEST(HeadTransactions, DraftsAreThoseOfTheTextAlone) {
   const int64_t transactions = 50'000 * test::test_scale();
-  World(false, 1).run(transactions);
-  World(true, 2).run(transactions);
+  for (const int32_t branches : {1, kBranches}) {
+    World(false, branches, 1).run(transactions);
+    World(true, branches, 2).run(transactions);
+  }
 }
 
 }  // namespace

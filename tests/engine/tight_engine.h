@@ -40,6 +40,7 @@ enum class Passes {
   drawn,        // likewise, and the runner draws tokens, as on a GPU
   eagle,        // drafts of a head on the model
   eagle_drawn,  // likewise, and both runners draw tokens
+  trees,        // trees of drafts, of a head or of a draft model
 };
 
 inline bool has_head(Passes passes) {
@@ -47,7 +48,8 @@ inline bool has_head(Passes passes) {
 }
 
 inline bool verifies(Passes passes) {
-  return passes == Passes::speculative || passes == Passes::drawn || has_head(passes);
+  return passes == Passes::speculative || passes == Passes::drawn || has_head(passes) ||
+         passes == Passes::trees;
 }
 
 inline std::string name_of(const std::string& model, Passes passes) {
@@ -56,6 +58,7 @@ inline std::string name_of(const std::string& model, Passes passes) {
                   : passes == Passes::drawn       ? "_drawn"
                   : passes == Passes::eagle       ? "_eagle"
                   : passes == Passes::eagle_drawn ? "_eagle_drawn"
+                  : passes == Passes::trees       ? "_trees"
                                                   : "");
 }
 
@@ -93,6 +96,11 @@ inline std::unique_ptr<Engine> tight_engine(const std::string& model, Passes pas
   options.overlap = passes == Passes::overlapped;
   if (verifies(passes)) {
     options.speculate = has_head(passes) ? "eagle:" + head_of(model) : "ngram";
+    if (passes == Passes::trees) {
+      const bool head = model == "llama" || model == "deepseek_v3";
+      options.speculate = head ? "eagle:" + head_of(model) : "draft:" + model_folder("llama");
+      options.draft_branches = 3;
+    }
     options.max_drafts = 5;
     options.always_speculate = true;
   }

@@ -83,6 +83,26 @@ class GpuSampling : public ::testing::Test {
     return test::to_host<int32_t>(tokens, count);
   }
 
+  // Returns the `likeliest` tokens of each row.
+  std::vector<cuda::LikelyToken> find_likeliest(const Rows& rows, int32_t likeliest) {
+    const size_t count = rows.params.size(), found = count * static_cast<size_t>(likeliest);
+    std::vector<cuda::Draw> draws(count);
+    for (size_t i = 0; i < count; ++i) draws[i].row = static_cast<int32_t>(i);
+    const gpu::DeviceBuffer logits = test::to_device(rows.logits),
+                            on_device = test::to_device(draws),
+                            tokens = test::to_device(std::vector<int32_t>(count, -2)),
+                            tops = test::to_device(std::vector<cuda::LikelyToken>(found));
+    const cuda::DrawParams params{.logits = logits.data<float>(),
+                                  .stride = rows.vocabulary,
+                                  .draws = on_device.data<cuda::Draw>(),
+                                  .tokens = tokens.data<int32_t>(),
+                                  .vocabulary = rows.vocabulary,
+                                  .likeliest_count = likeliest,
+                                  .likeliest = tops.data<cuda::LikelyToken>()};
+    sampling_->draw(params, static_cast<int32_t>(count), nullptr);
+    return test::to_host<cuda::LikelyToken>(tops, found);
+  }
+
   void expect_equal(const Rows& rows, const std::string& what) {
     const std::vector<int32_t> found = draw(rows);
     Sampler sampler(rows.vocabulary);
@@ -151,6 +171,31 @@ TEST_F(GpuSampling, BreaksTiesById) {
   expect_equal(rows, "whole numbers");
   for (float& logit : rows.logits) logit = logit < 0 ? -0.0f : 0.0f;
   expect_equal(rows, "zeros of both signs");
+}
+
+// Also where there are ties, and fewer tokens than are wanted.
+TEST_F(GpuSampling, FindsTheLikeliestTokens) {
+  for (const int32_t vocabulary : {3, 700, 3000}) {
+    Rows rows = random_rows(vocabulary, 3, 6, 5);
+    for (size_t i = 0; i < rows.logits.size() / 2; ++i) rows.logits[i] = std::round(rows.logits[i]);
+    for (const int32_t count : {1, 5, cuda::kMaxLikeliest}) {
+      const std::vector<cuda::LikelyToken> found = find_likeliest(rows, count);
+      Sampler sampler(vocabulary);
+      for (size_t i = 0; i < rows.params.size(); ++i) {
+        const std::vector<TokenLogprob> top = sampler.score(rows.row(i), 0, count).top;
+        for (size_t rank = 0; rank < static_cast<size_t>(count); ++rank) {
+          SCOPED_TRACE("row " + std::to_string(i) + ", rank " + std::to_string(rank));
+          const cuda::LikelyToken& seen = found[i * static_cast<size_t>(count) + rank];
+          if (rank >= top.size()) {
+            EXPECT_EQ(seen.logprob, -kInfinity);
+            continue;
+          }
+          EXPECT_EQ(seen.token, top[rank].token);
+          EXPECT_NEAR(seen.logprob, top[rank].logprob, 2e-5);
+        }
+      }
+    }
+  }
 }
 
 TEST_F(GpuSampling, NeverDrawsMinusInfinity) {

@@ -15,6 +15,7 @@
 #include "fovea/engine.h"
 #include "fovea/error.h"
 #include "fovea/gpu.h"
+#include "gpu/exact_text.h"
 
 namespace fovea {
 namespace {
@@ -275,6 +276,71 @@ TEST_P(GpuEagle, DraftsAreAsGoodAsOnACpu) {
   }
   EXPECT_EQ(accepted[1][0], accepted[1][1]) << "batch-invariant";
 }
+
+// Trees of drafts of a head, or of a draft model. The keys of a path are not where those of a chain
+// are, so that sums round in another way: text is judged by exact logits.
+class GpuTrees : public GpuSpeculation {
+ protected:
+  EngineOptions trees(const std::string& model, int32_t max_drafts, int32_t branches) const {
+    const bool has_head = model == "llama" || model == "deepseek_v3";
+    EngineOptions options =
+        drafting(options_for(model), has_head ? head_of(model) : kTrained, max_drafts);
+    options.draft_branches = branches;
+    return options;
+  }
+};
+
+TEST_P(GpuTrees, TextIsExactAndGraphsChangeNoBit) {
+  ExactText exact(model());
+  std::vector<GenerateRequest> requests;
+  const std::vector<ReferencePrompt> prompts = read_reference(model());
+  for (const ReferencePrompt& prompt : prompts) requests.push_back(greedy_request(prompt));
+  for (const auto& [max_drafts, branches] : {std::pair(4, 2), {12, 3}, {30, 8}}) {
+    SCOPED_TRACE(std::to_string(max_drafts) + " drafts, " + std::to_string(branches) + " branches");
+    std::vector<std::vector<GenerateResult>> results;
+    for (const bool graphs : {true, false}) {
+      EngineOptions options = trees(model(), max_drafts, branches);
+      options.cuda_graphs = graphs;
+      const std::unique_ptr<Engine> engine = Engine::load(options);
+      results.push_back(engine->generate(requests));
+      EXPECT_GT(engine->stats().accepted_drafts, 30);
+      expect_no_leak(*engine);
+    }
+    for (size_t i = 0; i < requests.size(); ++i) {
+      EXPECT_EQ(results[0][i].tokens, results[1][i].tokens) << i;
+      exact.expect_greedy(prompts[i], results[0][i].tokens, "prompt " + std::to_string(i));
+    }
+  }
+}
+
+TEST_P(GpuTrees, DraftsAreAsGoodAsOnACpu) {
+  std::vector<GenerateRequest> requests;
+  for (const ReferencePrompt& prompt : read_reference(model())) {
+    for (const float temperature : {0.0f, 0.7f}) {
+      requests.push_back(greedy_request(prompt));
+      requests.back().sampling.temperature = temperature;
+      requests.back().sampling.seed = 7;
+    }
+  }
+  double tokens_a_step[2];
+  for (const bool on_gpu : {false, true}) {
+    EngineOptions options = trees(model(), 8, 3);
+    if (!on_gpu) options.device = "cpu";
+    const std::unique_ptr<Engine> engine = Engine::load(options);
+    for (int round = 0; round < 2; ++round) {
+      for (const GenerateRequest& request : requests) (void)engine->generate({&request, 1});
+    }
+    const EngineStats& stats = engine->stats();
+    EXPECT_GT(stats.prefix_hits, 0);
+    tokens_a_step[on_gpu] =
+        1 + static_cast<double>(stats.accepted_drafts) / static_cast<double>(stats.draft_requests);
+  }
+  EXPECT_NEAR(tokens_a_step[1], tokens_a_step[0], 0.1 * tokens_a_step[0]);
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, GpuTrees,
+                         ::testing::Values("llama", "gemma2", "gpt_oss", "deepseek_v3"),
+                         [](const auto& test) { return std::string(test.param); });
 
 TEST_P(GpuEagle, TextUnderMemoryPressureIsThatOfTheRequestAlone) { expect_churn(head_of(model())); }
 

@@ -170,14 +170,14 @@ struct SpreadColumnsParams {
   int32_t rows, dim;
 };
 
-// table[rows[t]][positions[t]] = slots[t]: enters a pass's tokens in the request table. Negative
+// table[rows[t]][places[t]] = slots[t]: enters a pass's tokens in the request table. Negative
 // slots are padding. token_ids[t] = drawn[drawn_by[t]], where drawn_by is not negative: takes the
 // tokens that the pass before drew.
 struct RecordSlotsParams {
-  const int32_t* rows;       // [tokens]
-  const int32_t* positions;  // [tokens]
-  const int64_t* slots;      // [tokens]
-  int32_t* table;            // [.., stride]
+  const int32_t* rows;    // [tokens]
+  const int32_t* places;  // [tokens]
+  const int64_t* slots;   // [tokens]
+  int32_t* table;         // [.., stride]
   int64_t stride;
   const int32_t* drawn_by;  // [tokens]
   const int32_t* drawn;

@@ -19,6 +19,14 @@ struct Draw {
   int32_t mask = -1;  // row of the masks with the tokens that may be drawn; negative: all may
 };
 
+// A token of a row, and the log of its probability without temperature and other rules.
+struct LikelyToken {
+  int32_t token;
+  float logprob;
+};
+
+constexpr int32_t kMaxLikeliest = 8;
+
 struct DrawParams {
   float* logits;  // [rows, stride]; those of tokens outside of a row's mask become -inf
   int64_t stride;
@@ -27,6 +35,9 @@ struct DrawParams {
   int32_t vocabulary;
   const uint32_t* masks = nullptr;  // [rows of masks, mask_words], a bit for each token
   int64_t mask_words = 0;
+  // If not 0, at most kMaxLikeliest: the most likely tokens of each row are found, too.
+  int32_t likeliest_count = 0;
+  LikelyToken* likeliest = nullptr;  // [grid, likeliest_count], the likeliest first
 };
 
 // Weights are summed as multiples of 2^-43 of the most likely token's weight, which is exact in any

@@ -164,8 +164,7 @@ struct RecordSlotsConfig {
       if (drawn_by >= 0) params.token_ids[t] = params.drawn[drawn_by];
       const int64_t slot = params.slots[t];
       if (slot < 0) continue;
-      params.table[params.rows[t] * params.stride + params.positions[t]] =
-          static_cast<int32_t>(slot);
+      params.table[params.rows[t] * params.stride + params.places[t]] = static_cast<int32_t>(slot);
     }
   }
 };

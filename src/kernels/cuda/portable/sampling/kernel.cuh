@@ -61,6 +61,66 @@ struct SamplingConfig {
     return bad || best == params.vocabulary ? -1 : best;
   }
 
+  // Each thread sorts the best of its own tokens, of which all threads then choose.
+  __device__ static void find_likeliest(const Params& params, const float* logits, float largest,
+                                        LikelyToken* likeliest, Shared& shared) {
+    float values[kMaxLikeliest];
+    int ids[kMaxLikeliest];
+    for (int k = 0; k < kMaxLikeliest; ++k) {
+      values[k] = -infinity();
+      ids[k] = params.vocabulary;
+    }
+    float sum = 0;
+    for (int i = threadIdx.x; i < params.vocabulary; i += kThreads) {
+      float value = logits[i];
+      sum += expf(value - largest);
+      if (!(value > values[kMaxLikeliest - 1])) continue;
+      int id = i;
+#pragma unroll
+      for (int k = 0; k < kMaxLikeliest; ++k) {
+        if (!(value > values[k])) continue;
+        const float lower = values[k];
+        const int lower_id = ids[k];
+        values[k] = value;
+        ids[k] = id;
+        value = lower;
+        id = lower_id;
+      }
+    }
+    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) shared.largest[threadIdx.x / 32] = sum;
+    __syncthreads();
+    sum = 0;
+    for (int warp = 0; warp < kWarps; ++warp) sum += shared.largest[warp];
+    for (int rank = 0; rank < params.likeliest_count; ++rank) {
+      float best = values[0];
+      int id = ids[0];
+      for (int step = 16; step > 0; step /= 2) {
+        take_larger(best, id, __shfl_xor_sync(~0u, best, step), __shfl_xor_sync(~0u, id, step));
+      }
+      __syncthreads();
+      if (threadIdx.x % 32 == 0) {
+        shared.largest[threadIdx.x / 32] = best;
+        shared.best[threadIdx.x / 32] = id;
+      }
+      __syncthreads();
+      for (int warp = 0; warp < kWarps; ++warp) {
+        take_larger(best, id, shared.largest[warp], shared.best[warp]);
+      }
+      if (threadIdx.x == 0) likeliest[rank] = {id, best - largest - logf(sum)};
+      if (id != ids[0]) continue;
+#pragma unroll
+      for (int k = 1; k < kMaxLikeliest; ++k) {
+        values[k - 1] = values[k];
+        ids[k - 1] = ids[k];
+      }
+      values[kMaxLikeliest - 1] = -infinity();
+      ids[kMaxLikeliest - 1] = params.vocabulary;
+    }
+    __syncthreads();
+  }
+
   __device__ static void take_larger(float& largest, int& best, float value, int id) {
     if (value > largest || (value == largest && id < best)) {
       largest = value;
@@ -298,6 +358,10 @@ struct SamplingConfig {
     float* const logits = params.logits + draw.row * params.stride;
     if (draw.mask >= 0) forbid(params, draw, logits);
     int token = find_largest(params, logits, shared);
+    if (token >= 0 && params.likeliest_count > 0) {
+      find_likeliest(params, logits, logits[token],
+                     params.likeliest + int64_t{blockIdx.x} * params.likeliest_count, shared);
+    }
     if (token >= 0 && draw.temperature != 0) {
       const Row row = {logits, params.vocabulary, static_cast<double>(logits[token]),
                        1.0 / static_cast<double>(draw.temperature),
