@@ -26,6 +26,20 @@ namespace {
 
 using test::isas;
 
+#ifdef FOVEA_EMULATED_TILES
+// Without AVX-512 no test would multiply by tiles.
+class EmulatedTiles : public testing::Environment {
+ public:
+  void SetUp() override {
+    if (!cpu::has_isa(cpu::Isa::avx512)) {
+      GTEST_SKIP() << "this processor lacks " << cpu::isa_name(cpu::Isa::avx512)
+                   << ", which the emulated tiles need";
+    }
+  }
+};
+const auto* const emulated_tiles = testing::AddGlobalTestEnvironment(new EmulatedTiles);
+#endif
+
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 // One product with its operands. Weights start at an odd address, as in a mapped file, and end with
