@@ -98,7 +98,10 @@ SizedEngine size_draft_model(const DraftModel& draft, const DeviceInfo& device) 
   const bool wide = draft.head != nullptr || draft.options.draft_branches > 1;
   sized.max_width = wide ? 1 + draft.options.max_drafts : kDraftWidth;
   sized.masked_draws = false;
-  if (draft.options.draft_branches > 1) sized.likeliest = draft.options.draft_branches;
+  if (draft.options.draft_branches > 1) {
+    sized.likeliest = draft.options.draft_branches;
+    sized.scheduling.max_drafts = draft.options.max_drafts;
+  }
   return sized;
 }
 

@@ -96,7 +96,7 @@ ModelDrafter::ModelDrafter(const DraftModel& draft, SizedEngine sized, ThreadPoo
                                                   static_cast<size_t>(model_.info().vocabulary))) {
   if (draft.options.draft_branches > 1) {
     trees_.emplace(states_, *runner_, model_.info().vocabulary,
-                   static_cast<size_t>(sized.limits.max_tokens));
+                   runner_->finds_likeliest() ? 0 : sized.scheduling.logit_rows());
   }
 }
 

@@ -21,7 +21,8 @@ namespace fovea {
 // results of the step before, and every draft is stored at one place, which no branch shares.
 class TreeDrafts {
  public:
-  // Passes have up to `logit_rows` rows of logits. The states and the runner must outlive it.
+  // Up to `logit_rows` rows of logits of a pass are read, none if the runner finds the likeliest
+  // tokens. The states and the runner must outlive it.
   TreeDrafts(DraftStates& states, ModelRunner& runner, int32_t vocabulary, size_t logit_rows)
       : states_(states),
         runner_(runner),
