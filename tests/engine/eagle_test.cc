@@ -193,18 +193,27 @@ TEST_P(Eagle, DraftsAfterATextOfTreesAreThoseAfterItsPrompt) {
   EngineOptions own = options();
   own.draft_branches = 4;
   own.max_drafts = 8;
-  GenerateRequest request = greedy_request(read_reference(model())[2]);
-  request.sampling.max_new_tokens = 80;
-  const std::unique_ptr<Engine> engine = Engine::load(own);
-  const std::vector<int32_t> text = engine->generate({&request, 1}).front().tokens;
-  request.tokens.insert(request.tokens.end(), text.begin(), text.end());
-  request.sampling.max_new_tokens = 40;
-  (void)accepted_by_step(*engine);
-  const GenerateResult warm = engine->generate({&request, 1}).front();
-  EXPECT_GT(warm.cached_tokens, static_cast<int32_t>(request.tokens.size()) - 17);
-  const std::unique_ptr<Engine> cold = Engine::load(own);
-  EXPECT_EQ(warm.tokens, cold->generate({&request, 1}).front().tokens);
-  EXPECT_EQ(accepted_by_step(*engine), accepted_by_step(*cold));
+  const std::vector<ReferencePrompt> prompts = read_reference(model());
+  std::vector<int64_t> accepted[2];  // after the text, and after a prompt
+  for (size_t i = 0; i < 3; ++i) {
+    for (const float temperature : {0.0f, 0.5f, 1.0f}) {
+      GenerateRequest request = greedy_request(prompts[i]);
+      request.sampling.temperature = temperature;
+      request.sampling.max_new_tokens = 90;
+      const std::unique_ptr<Engine> engine = Engine::load(own);
+      const std::vector<int32_t> text = engine->generate({&request, 1}).front().tokens;
+      request.tokens.insert(request.tokens.end(), text.begin(), text.end());
+      request.sampling.max_new_tokens = 40;
+      (void)accepted_by_step(*engine);
+      const GenerateResult warm = engine->generate({&request, 1}).front();
+      EXPECT_GT(warm.cached_tokens, static_cast<int32_t>(request.tokens.size()) - 17);
+      const std::unique_ptr<Engine> cold = Engine::load(own);
+      EXPECT_EQ(warm.tokens, cold->generate({&request, 1}).front().tokens);
+      for (const int64_t count : accepted_by_step(*engine)) accepted[0].push_back(count);
+      for (const int64_t count : accepted_by_step(*cold)) accepted[1].push_back(count);
+    }
+  }
+  EXPECT_EQ(accepted[0], accepted[1]);
 }
 
 TEST(EagleRanks, DraftAlike) {
