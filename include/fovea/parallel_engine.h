@@ -36,7 +36,7 @@ class RankProcesses {
 
  private:
   friend std::unique_ptr<Engine> load_parallel_engine(const EngineOptions&, const ParallelOptions&);
-  std::unique_ptr<Engine> lead(const EngineOptions& options, bool share_contexts);
+  std::unique_ptr<Engine> lead(const EngineOptions& options, const ParallelOptions& parallel);
 
   class Leader;
   const std::unique_ptr<Communicator> processes_;
@@ -52,6 +52,9 @@ struct ParallelOptions {
   // rank instead of on all that hold its kv head. Layers with windows, chunks or recurrent states
   // stay divided by heads. page_size counts the tokens of a page on one rank.
   int32_t context_parallel = 1;
+  // Each rank has whole experts, a tensor_parallel-th of every layer's, instead of some columns of
+  // all. Models without experts are divided as usual.
+  bool expert_parallel = false;
   // How ranks that are threads of this process communicate.
   ThreadCommunicatorOptions communicator = {};
   // Ranks that are processes, as many as tensor_parallel; this is rank 0. Must outlive the engine.
@@ -85,9 +88,11 @@ EnginePlan plan_parallel_engine(const EngineOptions& options, const ParallelOpti
 // options and requests; each gets all events. `threads` and `kv_memory_bytes` are those of the
 // rank; the latter must be given, because all ranks need the same caches. With share_contexts the
 // ranks distribute contexts, as with ParallelOptions::context_parallel. `host`, which ranks on GPUs
-// need to speculate by measured times, joins the same ranks on the CPU. The communicators must
-// outlive the engine. If a call throws on one rank only, abort the communicator: it fails all.
+// need to speculate by measured times, joins the same ranks on the CPU. divide_experts is
+// ParallelOptions::expert_parallel. The communicators must outlive the engine. If a call throws on
+// one rank only, abort the communicator: it fails all.
 std::unique_ptr<Engine> load_engine_rank(const EngineOptions& options, Communicator& ranks,
-                                         bool share_contexts, Communicator* host = nullptr);
+                                         bool share_contexts, Communicator* host = nullptr,
+                                         bool divide_experts = false);
 
 }  // namespace fovea

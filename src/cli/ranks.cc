@@ -49,6 +49,8 @@ void add_tensor_parallel(CLI::App& command, ParallelOptions& options) {
       .add_option("--dcp", options.context_parallel,
                   "ranks that distribute the tokens of a request, too: 1, or as --tp")
       ->capture_default_str();
+  command.add_flag("--expert-parallel", options.expert_parallel,
+                   "each rank has whole experts instead of some columns of all");
 }
 
 void add_rank_flags(CLI::App& command, RankFlags& flags) {

@@ -32,7 +32,7 @@ class ParallelEngine final : public RankEngine {
                  const std::vector<int>& gpus)
       : owns_weights_(options.random_weights.has_value() || !gpus.empty()),
         threads_(parallel.tensor_parallel, !gpus.empty()),
-        links_(threads_, gpus, parallel.context_parallel > 1, parallel.communicator),
+        links_(threads_, gpus, parallel),
         ranks_(index(parallel.tensor_parallel)) {
     load(options, gpus);
   }
@@ -239,7 +239,8 @@ std::vector<int> gpus_of(const DeviceInfo& device, int ranks) {
 }  // namespace
 
 std::unique_ptr<Engine> load_engine_rank(const EngineOptions& options, Communicator& ranks,
-                                         bool share_contexts, Communicator* host) {
+                                         bool share_contexts, Communicator* host,
+                                         bool divide_experts) {
   check_engine_options(options);
   const DeviceInfo device = find_device(options.device);
   check_argument(ranks.device() == device.kind, "device is {}, but the ranks communicate on {}",
@@ -255,14 +256,14 @@ std::unique_ptr<Engine> load_engine_rank(const EngineOptions& options, Communica
                  "kv_memory_bytes is 0, must be given: all ranks need the same caches");
   EngineOptions of_rank = options;
   if (share_contexts) of_rank.page_size *= ranks.size();
-  return load_engine(of_rank, {&ranks, share_contexts, host});
+  return load_engine(of_rank, {&ranks, share_contexts, divide_experts, host});
 }
 
 std::unique_ptr<Engine> load_parallel_engine(const EngineOptions& options,
                                              const ParallelOptions& parallel) {
   check_parallel(options, parallel);
   if (parallel.processes != nullptr) {
-    return parallel.processes->lead(options, parallel.context_parallel > 1);
+    return parallel.processes->lead(options, parallel);
   }
   const DeviceInfo device = find_device(options.device);
   if (parallel.tensor_parallel == 1) return Engine::load(options);
@@ -279,7 +280,7 @@ EnginePlan plan_parallel_engine(const EngineOptions& options, const ParallelOpti
   if (!wanted) (void)gpus_of(device, parallel.tensor_parallel);
   const auto ranks = make_thread_communicators(parallel.tensor_parallel);
   return plan_rank(options_of_rank(options, parallel, device), wanted,
-                   {ranks[0].get(), parallel.context_parallel > 1});
+                   {ranks[0].get(), parallel.context_parallel > 1, parallel.expert_parallel});
 }
 
 }  // namespace fovea

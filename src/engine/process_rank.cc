@@ -137,22 +137,22 @@ void join_gpus(Communicator& processes, Device device, ProcessRank& rank) {
 
 // Returns the options of this rank, which all ranks have accepted.
 EngineOptions agree_on_options(const EngineOptions& options, Communicator& processes,
-                               bool share_contexts) {
+                               RankDivision division) {
   EngineOptions own;
   const Neighbours neighbours = find_neighbours(processes);
   agree(processes, [&] {
-    own = options_of_rank(options, processes, share_contexts, neighbours);
-    (void)plan_rank(own, {}, {&processes, share_contexts});
+    own = options_of_rank(options, processes, division.contexts, neighbours);
+    (void)plan_rank(own, {}, {&processes, division.contexts, division.experts});
   });
   agree_on_device(processes, find_device(own.device).kind);
   agree_on_memory(processes, own.kv_memory_bytes);
   return own;
 }
 
-void load_agreed(const EngineOptions& options, Communicator& processes, bool share_contexts,
+void load_agreed(const EngineOptions& options, Communicator& processes, RankDivision division,
                  ProcessRank& rank) {
   Communicator& model = rank.nccl != nullptr ? *rank.nccl : processes;
-  rank.engine = load_engine(options, {&model, share_contexts, &processes});
+  rank.engine = load_engine(options, {&model, division.contexts, division.experts, &processes});
   const EngineMemory memory = rank.engine->stats().memory;
   rank.memory.resize(static_cast<size_t>(processes.size()));
   processes.all_gather(&memory, rank.memory.data(), sizeof(memory));
@@ -180,14 +180,14 @@ ProcessRank::~ProcessRank() {
 }
 
 std::unique_ptr<ProcessRank> load_process_rank(const EngineOptions& options,
-                                               Communicator& processes, bool share_contexts) {
+                                               Communicator& processes, RankDivision division) {
   const LongTimeout timeout(processes);
   auto rank = std::make_unique<ProcessRank>();
-  const EngineOptions own = agree_on_options(options, processes, share_contexts);
+  const EngineOptions own = agree_on_options(options, processes, division);
   const Device device = find_device(own.device).device();
   if (device.kind != DeviceKind::cpu) join_gpus(processes, device, *rank);
   try {
-    load_agreed(own, processes, share_contexts, *rank);
+    load_agreed(own, processes, division, *rank);
   } catch (const std::exception& error) {
     processes.abort(fmt::format("rank {} was not loaded: {}", processes.rank(), error.what()));
     throw;

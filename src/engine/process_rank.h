@@ -11,6 +11,11 @@
 
 namespace fovea {
 
+// The parts of a model that ranks divide in another way.
+struct RankDivision {
+  bool contexts = false, experts = false;
+};
+
 struct ProcessRank {
   // On a GPU: keeps its context alive, and joins the ranks.
   std::unique_ptr<gpu::Context> context;
@@ -25,6 +30,6 @@ struct ProcessRank {
 // device. The communicator, which must outlive the rank, is one on the CPU. If one rank refuses the
 // options, all throw its error and may go on; a rank that fails later fails the communicator.
 std::unique_ptr<ProcessRank> load_process_rank(const EngineOptions& options,
-                                               Communicator& processes, bool share_contexts);
+                                               Communicator& processes, RankDivision division);
 
 }  // namespace fovea

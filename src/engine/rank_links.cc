@@ -19,12 +19,14 @@ ThreadCommunicatorOptions host_options(ThreadCommunicatorOptions options, bool o
 
 }  // namespace
 
-RankLinks::RankLinks(RankThreads& threads, const std::vector<int>& gpus, bool share_contexts,
-                     const ThreadCommunicatorOptions& options)
+RankLinks::RankLinks(RankThreads& threads, const std::vector<int>& gpus,
+                     const ParallelOptions& parallel)
     : threads_(threads),
-      share_contexts_(share_contexts),
-      timeout_(options.timeout),
-      host_(make_thread_communicators(threads.size(), host_options(options, !gpus.empty()))) {
+      share_contexts_(parallel.context_parallel > 1),
+      divide_experts_(parallel.expert_parallel),
+      timeout_(parallel.communicator.timeout),
+      host_(make_thread_communicators(threads.size(),
+                                      host_options(parallel.communicator, !gpus.empty()))) {
   if (gpus.empty()) return;
   for (const int gpu : gpus) contexts_.push_back(std::make_unique<gpu::Context>(gpu));
   const NcclId id = make_nccl_id();
@@ -35,8 +37,8 @@ RankLinks::RankLinks(RankThreads& threads, const std::vector<int>& gpus, bool sh
   });
   why_no_sums_ = why_no_peers(gpus);
   if (!why_no_sums_.empty()) return;
-  sums_ = make_rank_sums(gpus, {.timeout = options.timeout});
-  if (share_contexts) links_ = make_context_links(gpus, {.timeout = options.timeout});
+  sums_ = make_rank_sums(gpus, {.timeout = timeout_});
+  if (share_contexts_) links_ = make_context_links(gpus, {.timeout = timeout_});
 }
 
 RankLinks::~RankLinks() {
@@ -50,6 +52,7 @@ RankLinks::~RankLinks() {
 ModelRanks RankLinks::of(int rank) const {
   ModelRanks ranks;
   ranks.share_contexts = share_contexts_;
+  ranks.divide_experts = divide_experts_;
   ranks.host = host_[index(rank)].get();
   ranks.communicator = nccl_.empty() ? ranks.host : nccl_[index(rank)].get();
   if (!sums_.empty()) ranks.sums = sums_[index(rank)].get();

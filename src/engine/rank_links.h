@@ -11,6 +11,7 @@
 #include "dist/rank_sums.h"
 #include "engine/rank_threads.h"
 #include "fovea/communicator.h"
+#include "fovea/parallel_engine.h"
 #include "gpu/gpu.h"
 #include "model/device.h"
 
@@ -19,10 +20,9 @@ namespace fovea {
 class RankLinks {
  public:
   // Joins ranks on the CPU or, if `gpus` is not empty, on these GPUs, by NCCL, RankSums and, with
-  // share_contexts, ContextLinks. The ranks' threads make NCCL's communicators. Throws as
+  // context_parallel, ContextLinks. The ranks' threads make NCCL's communicators. Throws as
   // make_nccl_communicator().
-  RankLinks(RankThreads& threads, const std::vector<int>& gpus, bool share_contexts,
-            const ThreadCommunicatorOptions& options);
+  RankLinks(RankThreads& threads, const std::vector<int>& gpus, const ParallelOptions& parallel);
   // NCCL's communicators end together.
   ~RankLinks();
   RankLinks(const RankLinks&) = delete;
@@ -39,7 +39,7 @@ class RankLinks {
 
  private:
   RankThreads& threads_;
-  bool share_contexts_;
+  bool share_contexts_, divide_experts_;
   std::chrono::milliseconds timeout_;
   std::vector<std::unique_ptr<gpu::Context>> contexts_;  // keep the GPUs' contexts alive
   std::vector<std::unique_ptr<Communicator>> host_;

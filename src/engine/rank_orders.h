@@ -29,7 +29,8 @@ enum class RankOrder : uint32_t {
 
 struct RankMessage {
   RankOrder order = RankOrder::wait;
-  // load: 1 if the ranks share contexts; cancel: the request; step: the digest of the step before.
+  // load: the parts that are divided in another way; cancel: the request; step: the digest of the
+  // step before.
   uint64_t value = 0;
   std::vector<char> bytes = {};
 };

@@ -17,6 +17,9 @@
 namespace fovea {
 namespace {
 
+// RankMessage::value of `load`.
+constexpr uint64_t kContexts = 1, kExperts = 2;
+
 // State of rank 0 besides its engine.
 struct Lead {
   explicit Lead(Communicator& ranks) : processes(ranks), heartbeat(ranks) {}
@@ -29,10 +32,10 @@ struct Lead {
 // The engine that rank 0's caller sees. Made with the mutex held.
 class LeadingEngine final : public RankEngine {
  public:
-  LeadingEngine(Lead& lead, const EngineOptions& options, bool share_contexts)
+  LeadingEngine(Lead& lead, const EngineOptions& options, RankDivision division)
       : lead_(lead),
         owns_weights_(options.random_weights.has_value() || options.device != "cpu"),
-        rank_(load_process_rank(options, lead.processes, share_contexts)) {
+        rank_(load_process_rank(options, lead.processes, division)) {
     lead_.has_engine = true;
   }
   ~LeadingEngine() override {
@@ -155,7 +158,8 @@ class FollowingEngine {
     transfer_options(reader, options);
     options.device = device;
     options.record_steps = false;
-    rank_ = load_process_rank(options, processes, message.value != 0);
+    rank_ = load_process_rank(options, processes,
+                              {(message.value & kContexts) != 0, (message.value & kExperts) != 0});
   }
 
   void obey(const RankMessage& message) {
@@ -235,7 +239,8 @@ RankProcesses::~RankProcesses() {
 int RankProcesses::rank() const { return processes_->rank(); }
 int RankProcesses::size() const { return processes_->size(); }
 
-std::unique_ptr<Engine> RankProcesses::lead(const EngineOptions& options, bool share_contexts) {
+std::unique_ptr<Engine> RankProcesses::lead(const EngineOptions& options,
+                                            const ParallelOptions& parallel) {
   check_argument(leader_ != nullptr, "rank {} loads an engine, only rank 0 may", rank());
   check_argument(options.registry == nullptr,
                  "registry is set, but ranks in other processes have built-in backends only");
@@ -243,8 +248,11 @@ std::unique_ptr<Engine> RankProcesses::lead(const EngineOptions& options, bool s
   transfer_options(message, options);
   const std::lock_guard lock(leader_->heartbeat.mutex());
   check_argument(!leader_->has_engine, "the ranks have an engine, they can have one at a time");
-  send_order(*processes_, RankOrder::load, share_contexts ? 1 : 0, message.bytes());
-  return std::make_unique<LeadingEngine>(*leader_, options, share_contexts);
+  const RankDivision division{parallel.context_parallel > 1, parallel.expert_parallel};
+  send_order(*processes_, RankOrder::load,
+             (division.contexts ? kContexts : 0) | (division.experts ? kExperts : 0),
+             message.bytes());
+  return std::make_unique<LeadingEngine>(*leader_, options, division);
 }
 
 void RankProcesses::follow(const std::string& device) {

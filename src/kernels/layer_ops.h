@@ -297,6 +297,8 @@ struct MoeRoutingParams {
   // (softmax).
   int32_t groups = 1;
   int32_t top_groups = 1;
+  // The experts that this rank has: ids are their places among these, -1 for all others.
+  int32_t first_own = 0, own = kMaxExperts;
   int32_t* ids = nullptr;    // [rows, top_k], best first; equal scores: lower expert first
   float* weights = nullptr;  // [rows, top_k]
 };

@@ -44,6 +44,7 @@ class CountingDevice final : public ModelDevice {
   DType activation_dtype() const override { return on_gpu() ? DType::bf16 : DType::f32; }
   Communicator* ranks() const override { return ranks_.communicator; }
   bool shares_contexts() const override { return ranks_.share_contexts; }
+  bool divides_experts() const override { return ranks_.divide_experts; }
 
   const std::byte* place(const StoredTensor& tensor, std::string_view name) override {
     if (on_gpu()) check_cuda_matrix(tensor, name);

@@ -56,6 +56,7 @@ class CudaDevice final : public ModelDevice {
   void end_ranks(std::string_view reason) override;
   std::chrono::milliseconds rank_timeout() const override { return ranks_.timeout; }
   bool shares_contexts() const override { return ranks_.share_contexts; }
+  bool divides_experts() const override { return ranks_.divide_experts; }
   ContextLinks* context_links() override {
     return own_contexts_ != nullptr ? own_contexts_.get() : ranks_.contexts;
   }

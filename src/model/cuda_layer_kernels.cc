@@ -112,6 +112,8 @@ cuda::RoutingParams to_kernel(const kernels::MoeRoutingParams& routing) {
   params.factor = routing.factor;
   params.groups = routing.groups;
   params.top_groups = routing.top_groups;
+  params.first_own = routing.first_own;
+  params.own = routing.own;
   return params;
 }
 

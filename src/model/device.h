@@ -194,6 +194,8 @@ class ModelDevice {
   virtual int64_t largest_of_ranks(int64_t value) { return value; }
   // True if these ranks also distribute the contexts of layers that allow it.
   virtual bool shares_contexts() const { return false; }
+  // Returns true if each rank has whole experts instead of columns of all.
+  virtual bool divides_experts() const { return false; }
   // How ranks on GPUs exchange what distributed contexts need; null on the CPU.
   virtual ContextLinks* context_links() { return nullptr; }
 
@@ -311,6 +313,7 @@ class ModelDevice {
 struct ModelRanks {
   Communicator* communicator = nullptr;  // on the device of the model
   bool share_contexts = false;
+  bool divide_experts = false;  // by experts, not by their columns
   // Lets ranks meet on the host, without the device. May be null.
   Communicator* host = nullptr;
   RankSums* sums = nullptr;          // sums of a few rows over GPUs; may be null

@@ -208,8 +208,10 @@ SelfAttentionParts read_self_attention(const JsonObject& config, const Weights& 
   return parts;
 }
 
-MlpParts read_mlp(const Weights& weights, int64_t hidden, int64_t width, bool has_bias,
-                  const MlpNames& names) {
+namespace {
+
+MlpParts locate_mlp(const Weights& weights, int64_t hidden, int64_t width, bool has_bias,
+                    const MlpNames& names) {
   MlpParts parts;
   if (names.up.empty()) {
     parts.gate = weights.located(names.gate, 2 * width, hidden, has_bias);
@@ -221,6 +223,14 @@ MlpParts read_mlp(const Weights& weights, int64_t hidden, int64_t width, bool ha
     parts.up = weights.located(names.up, width, hidden, has_bias);
   }
   parts.down = weights.located(names.down, hidden, width, has_bias);
+  return parts;
+}
+
+}  // namespace
+
+MlpParts read_mlp(const Weights& weights, int64_t hidden, int64_t width, bool has_bias,
+                  const MlpNames& names) {
+  MlpParts parts = locate_mlp(weights, hidden, width, has_bias, names);
   shard(parts, weights.device());
   return parts;
 }
@@ -228,8 +238,10 @@ MlpParts read_mlp(const Weights& weights, int64_t hidden, int64_t width, bool ha
 std::vector<MlpParts> read_experts(const Weights& weights, int64_t count, int64_t hidden,
                                    int64_t width, const MlpNames& names) {
   std::vector<MlpParts> experts;
-  for (int64_t e = 0; e < count; ++e) {
-    experts.push_back(read_mlp(weights["experts"][e], hidden, width, false, names));
+  const ShardRange own = experts_of(count, weights.device());
+  for (int64_t e = own.begin; e < own.begin + own.count; ++e) {
+    experts.push_back(locate_mlp(weights["experts"][e], hidden, width, false, names));
+    shard_expert(experts.back(), weights.device());
   }
   return experts;
 }

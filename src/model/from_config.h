@@ -79,7 +79,7 @@ struct MlpNames {
 };
 MlpParts read_mlp(const Weights& weights, int64_t hidden, int64_t width, bool has_bias = false,
                   const MlpNames& names = {});
-// Reads these matrices for every expert, under experts.0, experts.1, ...
+// Reads these matrices for the experts of the rank, under experts.0, experts.1, ...
 std::vector<MlpParts> read_experts(const Weights& weights, int64_t count, int64_t hidden,
                                    int64_t width, const MlpNames& names = {});
 

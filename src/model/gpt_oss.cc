@@ -30,7 +30,8 @@ std::unique_ptr<Block> read_moe(const PlainContext& context) {
   const kernels::SwigluBounds bounds = {bound("swiglu_alpha", usual.alpha),
                                         bound("swiglu_limit", usual.limit)};
   std::vector<MlpParts> mlps;
-  for (int64_t e = 0; e < experts; ++e) {
+  const ShardRange own = experts_of(experts, weights.device());
+  for (int64_t e = own.begin; e < own.begin + own.count; ++e) {
     MlpParts& expert = mlps.emplace_back();
     expert.gate = stack.stacked("gate_up_proj", e, experts, hidden, 2 * width);
     expert.gate.bias = gate_biases.data() + e * 2 * width;
@@ -39,7 +40,7 @@ std::unique_ptr<Block> read_moe(const PlainContext& context) {
     expert.alternates = true;
     expert.activation = kernels::Activation::clamped_swiglu;
     expert.bounds = bounds;
-    shard(expert, weights.device());
+    shard_expert(expert, weights.device());
   }
   parts.experts = weights.device().place(std::move(mlps), false);
   return std::make_unique<Moe>(std::move(parts));

@@ -53,6 +53,7 @@ class HostDevice final : public ModelDevice {
     return value;
   }
   bool shares_contexts() const override { return ranks_.share_contexts; }
+  bool divides_experts() const override { return ranks_.divide_experts; }
 
   const std::byte* place(const StoredTensor& tensor, std::string_view) override {
     if (tensor.data != nullptr) return tensor.data;

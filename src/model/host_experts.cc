@@ -64,9 +64,12 @@ class HostExperts final : public Experts {
     const size_t experts = experts_.size();
     int32_t* const begins = lists.begins;
     std::fill_n(begins, experts + 1, 0);
-    for (int64_t i = 0; i < choices; ++i) ++begins[choice.ids[i] + 1];
+    for (int64_t i = 0; i < choices; ++i) {
+      if (choice.ids[i] >= 0) ++begins[choice.ids[i] + 1];
+    }
     for (size_t e = 0; e < experts; ++e) begins[e + 1] += begins[e];
     for (int64_t i = 0; i < choices; ++i) {
+      if (choice.ids[i] < 0) continue;
       const int32_t place = begins[choice.ids[i]]++;
       lists.rows_of_expert[place] = static_cast<int32_t>(i / choice.top_k);
       lists.weights[place] = choice.weights[i];

@@ -19,11 +19,12 @@ MoeParts read_moe(const JsonObject& config, const Weights& weights, int64_t hidd
   parts.routing.score = kernels::MoeScore::sigmoid;
   parts.routing.top_k = static_cast<int32_t>(config.integer("num_experts_per_tok", 1, experts));
   std::vector<MlpParts> mlps;
-  for (int64_t e = 0; e < experts; ++e) {
+  const ShardRange own = experts_of(experts, weights.device());
+  for (int64_t e = own.begin; e < own.begin + own.count; ++e) {
     MlpParts& expert = mlps.emplace_back();
     expert.gate = stack.stacked("gate_up_proj", e, experts, hidden, 2 * width);
     expert.down = stack.stacked("down_proj", e, experts, width, hidden);
-    shard(expert, weights.device());
+    shard_expert(expert, weights.device());
   }
   parts.experts = weights.device().place(std::move(mlps), true);
   parts.shared = read_mlp(weights["shared_expert"], hidden, width);

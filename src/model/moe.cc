@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model/layers.h"
+#include "model/shard.h"
 
 namespace fovea {
 
@@ -22,6 +23,9 @@ ExpertChoice Moe::route(const Pass& pass, const Buffers& scratch, Rows x) const 
   routing.logits = scratch.logits.floats();
   routing.rows = pass.rows;
   routing.experts = parts_.router.n;
+  const ShardRange own = experts_of(routing.experts, *pass.device);
+  routing.first_own = static_cast<int32_t>(own.begin);
+  routing.own = static_cast<int32_t>(own.count);
   routing.bias = parts_.choice_bias.empty() ? nullptr : parts_.choice_bias.data();
   routing.ids = scratch.ids;
   routing.weights = scratch.weights;

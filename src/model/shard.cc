@@ -113,6 +113,22 @@ void shard(SelfAttentionParts& parts, ModelDevice& device) {
   parts.spec.kv_heads = heads.kv_heads;
 }
 
+namespace {
+
+// Places the matrices that read the input, as one if they can be.
+void place_in(MlpParts& parts, ModelDevice& device) {
+  const Linear joined = parts.up ? device.join_parts(std::array{parts.gate, parts.up}) : Linear{};
+  if (joined) {
+    parts.gate = joined;
+    parts.up = {};
+    return;
+  }
+  parts.gate = device.place_part(parts.gate);
+  if (parts.up) parts.up = device.place_part(parts.up);
+}
+
+}  // namespace
+
 void shard(MlpParts& parts, ModelDevice& device) {
   const RankOf rank(device);
   if (rank.alone()) return;
@@ -129,15 +145,22 @@ void shard(MlpParts& parts, ModelDevice& device) {
     parts.up = outputs_of(parts.gate, {width + own.begin, own.count});
     parts.gate = outputs_of(parts.gate, own);
   }
-  const Linear joined = parts.up ? device.join_parts(std::array{parts.gate, parts.up}) : Linear{};
-  if (joined) {
-    parts.gate = joined;
-    parts.up = {};
-  } else {
-    parts.gate = device.place_part(parts.gate);
-    if (parts.up) parts.up = device.place_part(parts.up);
-  }
+  place_in(parts, device);
   parts.down = device.place_part(inputs_of(parts.down, own, rank));
+}
+
+ShardRange experts_of(int64_t count, const ModelDevice& device) {
+  const RankOf rank(device);
+  if (rank.alone() || !device.divides_experts()) return {0, count};
+  check_argument(count >= rank.size, "ranks is {}, {} experts cannot be divided among them",
+                 rank.size, count);
+  return rank.range(count);
+}
+
+void shard_expert(MlpParts& parts, ModelDevice& device) {
+  if (RankOf(device).alone() || !device.divides_experts()) return shard(parts, device);
+  place_in(parts, device);
+  parts.down = device.place_part(parts.down);
 }
 
 }  // namespace fovea

@@ -42,4 +42,9 @@ AttentionSpec shard_spec(AttentionSpec whole, const ModelDevice& device);
 void shard(SelfAttentionParts& parts, ModelDevice& device);
 void shard(MlpParts& parts, ModelDevice& device);
 
+// Returns the experts of which the rank has a part: all or, divided by experts, its own, which it
+// has whole.
+ShardRange experts_of(int64_t count, const ModelDevice& device);
+void shard_expert(MlpParts& parts, ModelDevice& device);
+
 }  // namespace fovea

@@ -107,7 +107,11 @@ void route_row(const MoeRoutingParams& params, int64_t row) {
     // The constant guards against an all-zero row, as in DeepSeek. It does not change other rows.
     for (int32_t k = 0; k < params.top_k; ++k) out[k] /= sum + 1e-20f;
   }
-  for (int32_t k = 0; k < params.top_k; ++k) out[k] *= params.factor;
+  for (int32_t k = 0; k < params.top_k; ++k) {
+    out[k] *= params.factor;
+    const int32_t place = ids[k] - params.first_own;
+    ids[k] = place >= 0 && place < params.own ? place : -1;
+  }
 }
 
 }  // namespace

@@ -226,12 +226,13 @@ struct RoutingParams {
   int32_t score, normalise;
   float factor;
   int32_t groups, top_groups;
+  int32_t first_own, own;  // experts of the rank: ids are places among them, -1 for others
 };
 
 // Lists the choices of every expert: list[e * rows ...] gets the choices (row * top_k + k) that
 // chose e, in ascending order, and counts[e] their number. One warp an expert.
 struct GroupParams {
-  const int32_t* ids;  // [rows, top_k]
+  const int32_t* ids;  // [rows, top_k]; -1: no expert here
   int32_t* counts;     // [experts]
   int32_t* list;       // [experts, rows]
   int32_t rows, experts, top_k;
@@ -239,7 +240,7 @@ struct GroupParams {
 
 // out[r] is, or grows by, the weighted results of row r's experts, in ascending order of experts.
 struct CombineParams {
-  const int32_t* ids;    // [rows, top_k]
+  const int32_t* ids;    // [rows, top_k]; -1: no result
   const float* weights;  // [rows, top_k] or null: 1
   const float* results;  // [rows * top_k, dim]
   float* out;            // [rows, dim]

@@ -16,7 +16,7 @@ namespace fovea::kernels::cuda {
 struct SkinnyExpertsParams {
   const void* x;                // bf16 [rows, k] or [rows * top_k, k]
   const ExpertMatrix* weights;  // [experts, matrices]
-  const int32_t* ids;           // [rows, top_k]; no row has an expert twice
+  const int32_t* ids;           // [rows, top_k]; no row has an expert twice; -1: none
   const float* scale;           // [rows, top_k] or null: 1
   void* out;                    // bf16 [rows * top_k, n] or f32 [rows, n]
   int64_t x_stride, out_stride;

@@ -118,7 +118,8 @@ struct RoutingConfig {
       sum += weight[best];
       __syncwarp();
       if (lane == 0) {
-        ids[k] = best;
+        const int place = best - params.first_own;
+        ids[k] = place >= 0 && place < params.own ? place : -1;
         chosen[k] = weight[best];
         choice[best] = not_a_number();
       }
@@ -169,7 +170,7 @@ struct CombineConfig {
     const int32_t* const ids = params.ids + row * params.top_k;
     for (int column = threadIdx.x; column < params.dim; column += kThreads) {
       float sum = params.adds ? params.out[row * params.dim + column] : 0.0f;
-      // Visits the experts in ascending order; no row has an expert twice.
+      // Visits the row's experts in ascending order; it has none twice.
       for (int last = -1, k = 0; k < params.top_k; ++k) {
         int next = 0x7fffffff;
         int at = 0;
@@ -179,6 +180,7 @@ struct CombineConfig {
             at = i;
           }
         }
+        if (next == 0x7fffffff) break;
         last = next;
         const int64_t choice = row * params.top_k + at;
         const float weight = params.weights ? params.weights[choice] : 1.0f;
