@@ -75,4 +75,58 @@ std::vector<std::unique_ptr<PeerInbox>> make_peer_inboxes(std::span<const int> g
   return ranks;
 }
 
+namespace {
+
+// Opens the inboxes of all other ranks. Returns their addresses, this rank's own among them.
+std::vector<uint32_t*> open_inboxes(Communicator& processes, const gpu::DeviceBuffer& own,
+                                    std::vector<gpu::OpenedMemory>& opened) {
+  std::vector<uint32_t*> inboxes;
+  std::vector<gpu::CUipcMemHandle> names(static_cast<size_t>(processes.size()));
+  std::string problem;
+  gpu::CUipcMemHandle name{};
+  try {
+    name = gpu::name_of(own);
+  } catch (const Error& error) {
+    problem = error.what();
+  }
+  processes.all_gather(&name, names.data(), sizeof(name));
+  try {
+    for (int rank = 0; rank < processes.size() && problem.empty(); ++rank) {
+      const bool is_own = rank == processes.rank();
+      if (!is_own) opened.emplace_back(names[static_cast<size_t>(rank)]);
+      inboxes.push_back(is_own ? own.data<uint32_t>() : opened.back().data<uint32_t>());
+    }
+  } catch (const Error& error) {
+    problem = error.what();
+  }
+  int32_t failed = problem.empty() ? 0 : 1;
+  processes.all_reduce(&failed, &failed, 1, DType::i32, ReduceOp::max);
+  if (failed != 0) {
+    opened.clear();
+    processes.barrier();
+    fail(ErrorCode::unsupported, "{}",
+         problem.empty() ? "another rank cannot access the memory of all GPUs" : problem);
+  }
+  return inboxes;
+}
+
+}  // namespace
+
+std::unique_ptr<PeerInbox> make_process_inbox(Communicator& processes, int gpu, int64_t max_words,
+                                              std::chrono::milliseconds timeout,
+                                              std::vector<gpu::OpenedMemory>& opened) {
+  if (processes.size() > cuda::kMaxBoxRanks) {
+    fail(ErrorCode::unsupported, "there are {} ranks, at most {} write into each other's memory",
+         processes.size(), cuda::kMaxBoxRanks);
+  }
+  std::unique_ptr<PeerInbox> inbox(
+      new PeerInbox(gpu, processes.rank(), processes.size(), max_words));
+  inbox->boxes_.timeout_ns = std::chrono::nanoseconds(timeout).count();
+  const std::vector<uint32_t*> inboxes = open_inboxes(processes, inbox->memory_, opened);
+  for (size_t rank = 0; rank < inboxes.size(); ++rank) {
+    inbox->boxes_.to[rank] = inboxes[rank] + inbox->boxes_.rank * max_words;
+  }
+  return inbox;
+}
+
 }  // namespace fovea

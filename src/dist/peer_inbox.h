@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of a GPU into which the other ranks of the process write messages.
+// Memory of a GPU into which the other ranks, of this process or of others, write messages.
 #pragma once
 
 #include <chrono>
@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "fovea/communicator.h"
 #include "gpu/gpu.h"
 #include "kernels/cuda/common/rank_boxes.h"
 
@@ -32,6 +33,9 @@ class PeerInbox {
  private:
   friend std::vector<std::unique_ptr<PeerInbox>> make_peer_inboxes(std::span<const int>, int64_t,
                                                                    std::chrono::milliseconds);
+  friend std::unique_ptr<PeerInbox> make_process_inbox(Communicator&, int, int64_t,
+                                                       std::chrono::milliseconds,
+                                                       std::vector<gpu::OpenedMemory>&);
   PeerInbox(int gpu, int rank, int ranks, int64_t max_words);
 
   gpu::Context context_;
@@ -50,5 +54,13 @@ std::string why_no_peers(std::span<const int> gpus);
 std::vector<std::unique_ptr<PeerInbox>> make_peer_inboxes(std::span<const int> gpus,
                                                           int64_t max_words,
                                                           std::chrono::milliseconds timeout);
+
+// Makes the rank of this process; all processes of the communicator, which is one of the host, call
+// it together, each with a GPU of its own of one machine. Adds the memory of the others to
+// `opened`, which the ranks close before any of them destroys its inbox. Errors as
+// make_peer_inboxes(); all ranks throw.
+std::unique_ptr<PeerInbox> make_process_inbox(Communicator& processes, int gpu, int64_t max_words,
+                                              std::chrono::milliseconds timeout,
+                                              std::vector<gpu::OpenedMemory>& opened);
 
 }  // namespace fovea

@@ -46,14 +46,16 @@ bool RankSums::all_reduce(const float* send, float* receive, int64_t count, Stre
   return true;
 }
 
-std::vector<std::unique_ptr<RankSums>> make_rank_sums(std::span<const int> gpus,
-                                                      const RankSumsOptions& options) {
+int64_t max_values_of(const RankSumsOptions& options, int ranks) {
   constexpr int64_t kAllValues = int64_t{1} << 21;
   check_argument(options.max_values >= 0 && options.max_values % 4 == 0,
                  "max_values is {}, must be 0 or a positive multiple of 4", options.max_values);
-  const int64_t values = options.max_values > 0
-                             ? options.max_values
-                             : kAllValues / static_cast<int64_t>(gpus.size()) / 4 * 4;
+  return options.max_values > 0 ? options.max_values : kAllValues / ranks / 4 * 4;
+}
+
+std::vector<std::unique_ptr<RankSums>> make_rank_sums(std::span<const int> gpus,
+                                                      const RankSumsOptions& options) {
+  const int64_t values = max_values_of(options, static_cast<int>(gpus.size()));
   std::vector<std::unique_ptr<RankSums>> ranks;
   for (auto& inbox : make_peer_inboxes(gpus, values, options.timeout)) {
     ranks.push_back(std::make_unique<RankSums>(std::move(inbox)));

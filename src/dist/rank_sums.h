@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums over the GPUs of one process, by kernels that write into each other's memory. A sum of few
+// Sums over the GPUs of one machine, by kernels that write into each other's memory. A sum of few
 // values takes less time than NCCL's, because it crosses the link once.
 #pragma once
 
@@ -55,6 +55,10 @@ class RankSums {
   std::unique_ptr<PeerInbox> inbox_;
   kernels::cuda::RankSum kernels_;
 };
+
+// Returns RankSumsOptions::max_values, or its default for this number of ranks. Throws
+// Error{invalid_argument} naming it.
+int64_t max_values_of(const RankSumsOptions& options, int ranks);
 
 // Returns the ranks on these GPUs, one for each. Errors as make_peer_inboxes().
 std::vector<std::unique_ptr<RankSums>> make_rank_sums(std::span<const int> gpus,

@@ -135,6 +135,26 @@ void join_gpus(Communicator& processes, Device device, ProcessRank& rank) {
   rank.nccl = make_nccl_communicator(id, processes.rank(), processes.size(), device);
 }
 
+// Ranks on one machine write into each other's memory, if all of them can.
+void join_memory(Communicator& processes, Device device, RankDivision division, ProcessRank& rank) {
+  if (find_neighbours(processes).on_machine < processes.size()) {
+    rank.why_no_sums = "the ranks are on several machines";
+    return;
+  }
+  try {
+    const int64_t values = max_values_of({}, processes.size());
+    rank.sums = std::make_unique<RankSums>(
+        make_process_inbox(processes, device.index, values, kRunning, rank.opened));
+    if (!division.contexts) return;
+    const int64_t words = ContextLinksOptions{}.max_bytes / int64_t{sizeof(uint32_t)};
+    rank.contexts = std::make_unique<ContextLinks>(
+        make_process_inbox(processes, device.index, words, kRunning, rank.opened));
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::unsupported) throw;
+    rank.why_no_sums = error.what();
+  }
+}
+
 // Returns the options of this rank, which all ranks have accepted.
 EngineOptions agree_on_options(const EngineOptions& options, Communicator& processes,
                                RankDivision division) {
@@ -152,7 +172,10 @@ EngineOptions agree_on_options(const EngineOptions& options, Communicator& proce
 void load_agreed(const EngineOptions& options, Communicator& processes, RankDivision division,
                  ProcessRank& rank) {
   Communicator& model = rank.nccl != nullptr ? *rank.nccl : processes;
-  rank.engine = load_engine(options, {&model, division.contexts, division.experts, &processes});
+  ModelRanks ranks{&model, division.contexts, division.experts, &processes};
+  ranks.sums = rank.sums.get();
+  ranks.contexts = rank.contexts.get();
+  rank.engine = load_engine(options, ranks);
   const EngineMemory memory = rank.engine->stats().memory;
   rank.memory.resize(static_cast<size_t>(processes.size()));
   processes.all_gather(&memory, rank.memory.data(), sizeof(memory));
@@ -176,16 +199,29 @@ ProcessRank::~ProcessRank() {
   engine.reset();
   if (context == nullptr) return;
   context->bind_to_free();
+  if (!opened.empty()) {
+    opened.clear();
+    try {
+      processes.barrier();  // nobody writes into memory that is freed now
+    } catch (const Error&) {
+      // The other ranks have failed.
+    }
+  }
+  contexts.reset();
+  sums.reset();
   nccl.reset();
 }
 
 std::unique_ptr<ProcessRank> load_process_rank(const EngineOptions& options,
                                                Communicator& processes, RankDivision division) {
   const LongTimeout timeout(processes);
-  auto rank = std::make_unique<ProcessRank>();
+  auto rank = std::make_unique<ProcessRank>(processes);
   const EngineOptions own = agree_on_options(options, processes, division);
   const Device device = find_device(own.device).device();
-  if (device.kind != DeviceKind::cpu) join_gpus(processes, device, *rank);
+  if (device.kind != DeviceKind::cpu) {
+    join_gpus(processes, device, *rank);
+    join_memory(processes, device, division, *rank);
+  }
   try {
     load_agreed(own, processes, division, *rank);
   } catch (const std::exception& error) {

@@ -3,8 +3,11 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
+#include "dist/context_links.h"
+#include "dist/rank_sums.h"
 #include "fovea/communicator.h"
 #include "fovea/engine.h"
 #include "gpu/gpu.h"
@@ -17,13 +20,22 @@ struct RankDivision {
 };
 
 struct ProcessRank {
+  Communicator& processes;
   // On a GPU: keeps its context alive, and joins the ranks.
   std::unique_ptr<gpu::Context> context;
   std::unique_ptr<Communicator> nccl;
+  // If all ranks are on one machine: they write into each other's memory.
+  std::vector<gpu::OpenedMemory> opened;
+  std::unique_ptr<RankSums> sums;
+  std::unique_ptr<ContextLinks> contexts;
+  std::string why_no_sums;  // empty: there are, or the ranks are on CPUs
   std::unique_ptr<Engine> engine;
   std::vector<EngineMemory> memory;  // after loading, of all ranks
 
+  explicit ProcessRank(Communicator& ranks) : processes(ranks) {}
   ~ProcessRank();
+  ProcessRank(const ProcessRank&) = delete;
+  ProcessRank& operator=(const ProcessRank&) = delete;
 };
 
 // Loads this process's rank; all ranks call it together, with options that are equal but for the

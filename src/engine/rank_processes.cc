@@ -98,15 +98,21 @@ class LeadingEngine final : public RankEngine {
   std::vector<StepRecord> take_step_records() override { return first().take_step_records(); }
   std::string explain() const override {
     return fmt::format("tensor parallelism over {} ranks, processes joined by {}{}; each has:\n{}",
-                       lead_.processes.size(), lead_.processes.name(),
-                       rank_->nccl != nullptr ? ", with a GPU each and sums over NCCL" : "",
-                       first().explain());
+                       lead_.processes.size(), lead_.processes.name(), links(), first().explain());
   }
 
  protected:
   Engine& first() const override { return *rank_->engine; }
 
  private:
+  std::string links() const {
+    if (rank_->nccl == nullptr) return {};
+    if (!rank_->why_no_sums.empty()) {
+      return fmt::format(", with a GPU each; sums over NCCL ({})", rank_->why_no_sums);
+    }
+    return ", with a GPU each; sums over NCCL, those of a few rows by writes into peers' memory";
+  }
+
   // Makes the call on all ranks. One that throws ends the engine.
   template <typename Body>
   std::invoke_result_t<Body> call(std::string_view name, RankOrder order, uint64_t value,

@@ -53,6 +53,11 @@ enum CUhost_flags : unsigned { kHostPortable = 1 };  // page-locked for all cont
 enum CUmemorytype : unsigned { kMemoryDevice = 2 };
 enum CUstream_flags : unsigned { kStreamNonBlocking = 1 };
 
+// Names device memory in other processes.
+struct CUipcMemHandle {
+  char bytes[64];
+};
+
 // A copy of a rectangle.
 struct CUmemcpy2D {
   size_t from_x, from_y;  // bytes, rows

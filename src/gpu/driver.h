@@ -29,6 +29,9 @@ namespace fovea::gpu {
   X(memory_info, "cuMemGetInfo_v2", (size_t*, size_t*))                                            \
   X(memory_allocate, "cuMemAlloc_v2", (CUdeviceptr*, size_t))                                      \
   X(memory_free, "cuMemFree_v2", (CUdeviceptr))                                                    \
+  X(memory_handle, "cuIpcGetMemHandle", (CUipcMemHandle*, CUdeviceptr))                            \
+  X(memory_open, "cuIpcOpenMemHandle_v2", (CUdeviceptr*, CUipcMemHandle, unsigned))                \
+  X(memory_close, "cuIpcCloseMemHandle", (CUdeviceptr))                                            \
   X(host_allocate, "cuMemHostAlloc", (void**, size_t, unsigned))                                   \
   X(host_free, "cuMemFreeHost", (void*))                                                           \
   X(copy_to_device, "cuMemcpyHtoDAsync_v2", (CUdeviceptr, const void*, size_t, Stream))            \

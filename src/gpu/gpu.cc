@@ -96,6 +96,21 @@ DeviceBuffer::DeviceBuffer(size_t bytes) : bytes_(bytes) {
   data_.reset(reinterpret_cast<void*>(address));
 }
 
+CUipcMemHandle name_of(const DeviceBuffer& buffer) {
+  CUipcMemHandle name{};
+  check(driver().memory_handle(&name, address_of(buffer.data())), "cuIpcGetMemHandle");
+  return name;
+}
+
+OpenedMemory::OpenedMemory(const CUipcMemHandle& name) {
+  constexpr unsigned kEnablePeerAccess = 1;
+  CUdeviceptr address = 0;
+  check(driver().memory_open(&address, name, kEnablePeerAccess), "cuIpcOpenMemHandle");
+  data_.reset(reinterpret_cast<void*>(address));
+}
+
+void OpenedMemory::Close::operator()(void* data) const { driver().memory_close(address_of(data)); }
+
 void DeviceBuffer::Free::operator()(void* data) const { driver().memory_free(address_of(data)); }
 
 PinnedBuffer::PinnedBuffer(size_t bytes) : bytes_(bytes) {

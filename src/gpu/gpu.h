@@ -78,6 +78,27 @@ class DeviceBuffer {
   size_t bytes_ = 0;
 };
 
+// Returns the name of a buffer for OpenedMemory in other processes of the machine.
+CUipcMemHandle name_of(const DeviceBuffer& buffer);
+
+// Device memory of another process, which outlives this object. Throws Error{device_failure} if
+// this GPU cannot access it.
+class OpenedMemory {
+ public:
+  explicit OpenedMemory(const CUipcMemHandle& name);
+
+  template <typename T>
+  T* data() const {
+    return static_cast<T*>(data_.get());
+  }
+
+ private:
+  struct Close {
+    void operator()(void* data) const;
+  };
+  std::unique_ptr<void, Close> data_;
+};
+
 // Page-locked host memory, which allows asynchronous copies and accesses by kernels of all GPUs.
 class PinnedBuffer {
  public:
