@@ -72,6 +72,8 @@ def check_commands(folder):
     for more in [], ["--dcp", str(RANKS)], ["--speculate", "ngram"]:
         lines = Processes(folder, *generate, *more).wait().splitlines()
         assert [json.loads(line)["text"] for line in lines] == texts, (more, lines)
+    experts = ["generate", MODEL.replace("llama", "gpt_oss"), "--prompt", PROMPT, "-n", "40"]
+    assert Processes(folder, *experts, "--expert-parallel").wait() == run_one(*experts)
     # Several engines, one after another; the last one is refused by all ranks.
     rows = json.loads(Processes(folder, "check", MODEL, "--no-perplexity", "--backends", "cpu,reference,flash",
                                 "--kv-dtypes", "fp32", "--json").wait())

@@ -40,14 +40,19 @@ EngineOptions options_for(const std::string& folder) {
   return options;
 }
 
-// Model, ranks, and true if they distribute contexts, too.
-class TextOfRanks : public testing::TestWithParam<std::tuple<const char*, int, bool>> {
+// Besides heads and columns, ranks divide nothing, or contexts, or experts by experts.
+enum class Division { heads, contexts, experts };
+
+// Model, ranks, and how they divide the model.
+class TextOfRanks : public testing::TestWithParam<std::tuple<const char*, int, Division>> {
  protected:
   std::string model() const { return std::get<0>(GetParam()); }
   std::unique_ptr<Engine> load(EngineOptions options) const {
-    const auto& [name, ranks, contexts] = GetParam();
-    return load_parallel_engine(
-        options, {.tensor_parallel = ranks, .context_parallel = contexts ? ranks : 1});
+    const auto& [name, ranks, division] = GetParam();
+    return load_parallel_engine(options,
+                                {.tensor_parallel = ranks,
+                                 .context_parallel = division == Division::contexts ? ranks : 1,
+                                 .expert_parallel = division == Division::experts});
   }
 };
 
@@ -69,12 +74,19 @@ TEST_P(TextOfRanks, IsTheReferences) {
 
 INSTANTIATE_TEST_SUITE_P(TwoRanks, TextOfRanks,
                          testing::Combine(testing::ValuesIn(kTestModels), testing::Values(2),
-                                          testing::Bool()));
+                                          testing::Values(Division::heads, Division::contexts)));
 // The other models have two heads.
-INSTANTIATE_TEST_SUITE_P(FourRanks, TextOfRanks,
-                         testing::Combine(testing::Values("llama", "qwen3", "gpt_oss",
-                                                          "llama4_text"),
-                                          testing::Values(4), testing::Bool()));
+INSTANTIATE_TEST_SUITE_P(
+    FourRanks, TextOfRanks,
+    testing::Combine(testing::Values("llama", "qwen3", "gpt_oss", "llama4_text"),
+                     testing::Values(4), testing::Values(Division::heads, Division::contexts)));
+INSTANTIATE_TEST_SUITE_P(Experts, TextOfRanks,
+                         testing::Combine(testing::Values("gpt_oss", "llama4_text", "qwen3_next",
+                                                          "deepseek_v3"),
+                                          testing::Values(2), testing::Values(Division::experts)));
+INSTANTIATE_TEST_SUITE_P(FourRanksWithExperts, TextOfRanks,
+                         testing::Combine(testing::Values("gpt_oss"), testing::Values(4),
+                                          testing::Values(Division::experts)));
 
 // A rank caches its own tokens only: with one kv head, which heads alone would copy to all ranks,
 // the same memory holds twice the tokens.
