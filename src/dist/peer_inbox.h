@@ -58,7 +58,7 @@ std::vector<std::unique_ptr<PeerInbox>> make_peer_inboxes(std::span<const int> g
 // Makes the rank of this process; all processes of the communicator, which is one of the host, call
 // it together, each with a GPU of its own of one machine. Adds the memory of the others to
 // `opened`, which the ranks close before any of them destroys its inbox. Errors as
-// make_peer_inboxes(); all ranks throw.
+// make_peer_inboxes(); all ranks throw, and `opened` is empty then.
 std::unique_ptr<PeerInbox> make_process_inbox(Communicator& processes, int gpu, int64_t max_words,
                                               std::chrono::milliseconds timeout,
                                               std::vector<gpu::OpenedMemory>& opened);

@@ -151,6 +151,7 @@ void join_memory(Communicator& processes, Device device, RankDivision division, 
         make_process_inbox(processes, device.index, words, kRunning, rank.opened));
   } catch (const Error& error) {
     if (error.code() != ErrorCode::unsupported) throw;
+    rank.sums.reset();
     rank.why_no_sums = error.what();
   }
 }
@@ -218,11 +219,11 @@ std::unique_ptr<ProcessRank> load_process_rank(const EngineOptions& options,
   auto rank = std::make_unique<ProcessRank>(processes);
   const EngineOptions own = agree_on_options(options, processes, division);
   const Device device = find_device(own.device).device();
-  if (device.kind != DeviceKind::cpu) {
-    join_gpus(processes, device, *rank);
-    join_memory(processes, device, division, *rank);
-  }
   try {
+    if (device.kind != DeviceKind::cpu) {
+      join_gpus(processes, device, *rank);
+      join_memory(processes, device, division, *rank);
+    }
     load_agreed(own, processes, division, *rank);
   } catch (const std::exception& error) {
     processes.abort(fmt::format("rank {} was not loaded: {}", processes.rank(), error.what()));
