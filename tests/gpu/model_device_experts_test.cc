@@ -14,12 +14,15 @@ struct Routing {
   kernels::MoeScore score;
   int32_t experts, top_k, groups = 1, top_groups = 1;
   bool normalise = false;
+  int32_t first_own = 0, own = kernels::kMaxExperts;  // experts of the rank
 };
 const Routing kRoutings[] = {{kernels::MoeScore::softmax, 60, 4, 1, 1, true},
                              {kernels::MoeScore::topk_softmax, 4, 2},
                              {kernels::MoeScore::sigmoid, 16, 1},
                              {kernels::MoeScore::grouped_sigmoid, 64, 6, 8, 3, true},
-                             {kernels::MoeScore::grouped_softmax, 64, 6, 8, 3}};
+                             {kernels::MoeScore::grouped_softmax, 64, 6, 8, 3},
+                             {kernels::MoeScore::softmax, 60, 4, 1, 1, true, 0, 23},
+                             {kernels::MoeScore::topk_softmax, 32, 4, 1, 1, false, 16, 16}};
 
 TEST_F(ModelDevices, RouteAlike) {
   constexpr int32_t kRows = 40;
@@ -43,6 +46,8 @@ TEST_F(ModelDevices, RouteAlike) {
           params.bias = side->place(bias).data();
           params.groups = routing.groups;
           params.top_groups = routing.top_groups;
+          params.first_own = routing.first_own;
+          params.own = routing.own;
           params.ids = side.ints(std::vector<int32_t>(choices));
           params.weights = side.floats(std::vector<float>(choices), routing.top_k).floats();
           side->moe_routing(params);
@@ -82,6 +87,11 @@ TEST_F(ModelDevices, RunExpertsAlike) {
       const int32_t first = random_ints(1, kExperts)[0];
       ids.push_back(first == 1 ? 2 : first);
       if (top_k == 2) ids.push_back(ids.back() == 4 ? 0 : 4);
+    }
+    // Every third case is that of a rank that lacks expert 4; in one of them it has no expert at
+    // all.
+    for (int32_t& id : ids) {
+      if (which % 3 == 0 && (id == 4 || which == 9)) id = -1;
     }
     expect_same(
         test::kExpertsBudget, hidden,

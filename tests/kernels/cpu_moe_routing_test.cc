@@ -59,6 +59,21 @@ TEST(MoeRouting, Softmax) {
   expect_close(routed.weights[1], sigmoid(-1), "topk_softmax", 1);
 }
 
+TEST(MoeRouting, RanksGetThePlacesOfTheirOwnExperts) {
+  MoeRoutingParams params;
+  params.experts = 4;
+  params.top_k = 3;
+  const std::vector<float> logits = {1, 3, 2, 0};
+  const Routed whole = route(params, logits);
+  params.first_own = 1;
+  params.own = 1;
+  const Routed routed = route(params, logits);
+  EXPECT_EQ(routed.ids, (std::vector<int32_t>{0, -1, -1}));
+  EXPECT_EQ(routed.weights, whole.weights);
+  params.own = 3;
+  EXPECT_EQ(route(params, logits).ids, (std::vector<int32_t>{0, 1, -1}));
+}
+
 TEST(MoeRouting, SigmoidTopOne) {
   MoeRoutingParams params;
   params.score = MoeScore::sigmoid;
