@@ -116,7 +116,9 @@ RankFigures measure_ranks(const RankBenchOptions& options) {
   std::vector<int> gpus;
   for (int gpu = 0; gpu < options.ranks; ++gpu) gpus.push_back(gpu);
   RankThreads threads(options.ranks, true);
-  RankLinks links(threads, gpus, true, {});
+  const ParallelOptions parallel{.tensor_parallel = threads.size(),
+                                 .context_parallel = threads.size()};
+  RankLinks links(threads, gpus, parallel);
   RankFigures figures;
   figures.copy_gbps = copy_gbps();
   for (size_t bytes = options.min_bytes; bytes <= options.max_bytes; bytes *= 2) {
