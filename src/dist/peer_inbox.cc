@@ -102,7 +102,7 @@ std::vector<uint32_t*> open_inboxes(Communicator& processes, const gpu::DeviceBu
   int32_t failed = problem.empty() ? 0 : 1;
   processes.all_reduce(&failed, &failed, 1, DType::i32, ReduceOp::max);
   if (failed != 0) {
-    opened.clear();  // those of an earlier inbox, too: all or none are used
+    opened.clear();  // an earlier inbox's, too: all or none are used
     processes.barrier();
     fail(ErrorCode::unsupported, "{}",
          problem.empty() ? "another rank cannot access the memory of all GPUs" : problem);
