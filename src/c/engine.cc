@@ -40,6 +40,7 @@ constexpr fovea_engine_stats kDefaultStats = {.struct_size = sizeof(fovea_engine
 
 EngineOptions to_options(const fovea_engine_options* options) {
   const fovea_engine_options from = read_struct(options, default_options(), "options");
+  check_reserved(from.reserved, "options.reserved");
   EngineOptions to;
   to.model_path = need_text(from.model_path, "options.model_path");
   if (to_flag(from.has_random_weights, "has_random_weights"))

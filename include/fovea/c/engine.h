@@ -39,6 +39,7 @@ typedef struct fovea_engine_options {
   int32_t max_drafts;        // guessed tokens per request and step; default 4
   int32_t always_speculate;  // 1: also where steps without guesses are faster
   int32_t draft_branches;    // guesses after each token, with draft: or eagle:; default 1
+  int32_t reserved;          // 0
 } fovea_engine_options;
 FOVEA_C_API fovea_status fovea_engine_options_init(fovea_engine_options* options,
                                                    size_t struct_size);
