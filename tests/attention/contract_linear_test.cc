@@ -21,30 +21,10 @@ namespace {
 
 using test::kSnapshots;
 using test::LinearCase;
+using test::LinearContract;
 using test::LinearData;
 using test::LinearRun;
 using test::Piece;
-
-struct Contract {
-  BackendEntry entry;
-  LinearCase test;
-};
-
-void PrintTo(const Contract& contract, std::ostream* to) {
-  *to << contract.entry.name << " on " << contract.test.name;
-}
-
-std::vector<Contract> contracts() {
-  std::vector<Contract> contracts;
-  if (!test::why_no_test_device().empty()) return contracts;
-  const BackendRegistry registry = BackendRegistry::builtin();
-  for (const BackendEntry& entry : registry.entries()) {
-    for (const LinearCase& test : test::linear_cases()) {
-      if (entry.reject(request_of(test, 1)).empty()) contracts.push_back({entry, test});
-    }
-  }
-  return contracts;
-}
 
 // Runs every sequence in pieces of `size` tokens: one batch per round with all unfinished
 // sequences.
@@ -70,7 +50,7 @@ std::vector<std::vector<float>> in_pieces(LinearRun& run, const LinearCase& test
   return outputs;
 }
 
-class Linear : public ::testing::TestWithParam<Contract> {
+class Linear : public ::testing::TestWithParam<LinearContract> {
  protected:
   const LinearCase& test() const { return GetParam().test; }
 
@@ -111,7 +91,7 @@ TEST_P(Linear, ThreadCountsChangeNoBit) {
 }
 
 TEST_P(Linear, BatchInvariantRowsDependOnTheirTokensOnly) {
-  Contract contract = GetParam();
+  LinearContract contract = GetParam();
   contract.test.spec.batch_invariant = true;
   if (!contract.entry.reject(request_of(contract.test, 1)).empty()) {
     GTEST_SKIP() << "rejects batch_invariant";
@@ -206,7 +186,7 @@ TEST_P(Linear, SnapshotsInsidePrompts) {
       std::max_element(test().lengths.begin(), test().lengths.end()) - test().lengths.begin());
   const int32_t length = test().lengths[longest];
   for (const bool invariant : {false, true}) {
-    Contract contract = GetParam();
+    LinearContract contract = GetParam();
     contract.test.spec.batch_invariant = invariant;
     if (!contract.entry.reject(request_of(contract.test, 1)).empty()) continue;
     LinearRun run(contract.entry, contract.test, data, 2);
@@ -326,7 +306,7 @@ TEST_P(Linear, WildSlotsHarmNobody) {
 // Prompts that are computed in chunks have other bits than token by token.
 TEST_P(Linear, PromptsAreComputedInChunksWhereTheSpecAllowsIt) {
   if (chunked_from() == 0) GTEST_SKIP() << "computes token by token";
-  Contract exact = GetParam();
+  LinearContract exact = GetParam();
   exact.test.spec.batch_invariant = true;
   const LinearData data = make_data(test());
   LinearRun one_by_one(exact.entry, exact.test, data, 1), chunked(exact.entry, test(), data, 1);
@@ -338,11 +318,11 @@ TEST_P(Linear, PromptsAreComputedInChunksWhereTheSpecAllowsIt) {
 }
 
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Linear);
-INSTANTIATE_TEST_SUITE_P(Builtin, Linear, ::testing::ValuesIn(contracts()), [](const auto& param) {
-  return param.param.entry.name + "_" + param.param.test.name;
-});
+INSTANTIATE_TEST_SUITE_P(Builtin, Linear,
+                         ::testing::ValuesIn(test::linear_contracts(test::linear_cases())),
+                         test::name_of);
 
-TEST(LinearContract, EveryCaseIsServed) {
+TEST(LinearContracts, EveryCaseIsServed) {
   if (!test::why_no_test_device().empty()) GTEST_SKIP() << test::why_no_test_device();
   const BackendRegistry registry = BackendRegistry::builtin();
   for (const LinearCase& test : test::linear_cases()) {

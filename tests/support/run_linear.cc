@@ -41,6 +41,22 @@ BackendRequest request_of(const LinearCase& test, int threads) {
   return request;
 }
 
+void PrintTo(const LinearContract& contract, std::ostream* to) {
+  *to << contract.entry.name << " on " << contract.test.name;
+}
+
+std::vector<LinearContract> linear_contracts(const std::vector<LinearCase>& cases) {
+  std::vector<LinearContract> contracts;
+  if (!why_no_test_device().empty()) return contracts;
+  const BackendRegistry registry = BackendRegistry::builtin();
+  for (const BackendEntry& entry : registry.entries()) {
+    for (const LinearCase& test : cases) {
+      if (entry.reject(request_of(test, 1)).empty()) contracts.push_back({entry, test});
+    }
+  }
+  return contracts;
+}
+
 namespace {
 
 StateCacheSpec spec_with_drafts(const LinearCase& test, int32_t max_drafts) {

@@ -3,7 +3,10 @@
 // them, in a guarded workspace of exactly workspace_bytes(), on the test device.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <memory>
+#include <ostream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,6 +20,18 @@
 namespace fovea::test {
 
 BackendRequest request_of(const LinearCase& test, int threads);
+
+// A built-in backend and a case that it takes: the parameter of contract tests.
+struct LinearContract {
+  BackendEntry entry;
+  LinearCase test;
+};
+void PrintTo(const LinearContract& contract, std::ostream* to);
+// Returns none if the test device is absent.
+std::vector<LinearContract> linear_contracts(const std::vector<LinearCase>& cases);
+inline std::string name_of(const ::testing::TestParamInfo<LinearContract>& info) {
+  return info.param.entry.name + "_" + info.param.test.name;
+}
 
 inline constexpr int32_t kSnapshots = 6;
 
