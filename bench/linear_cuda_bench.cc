@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Times linear layers on a GPU, over inputs and states that no cache holds. Argument: a part of the
-// names of cases.
+// Times linear layers on a GPU, over inputs and states that no cache holds. Arguments: parts of the
+// names of cases; cases with any of them run.
 //
-// `delta`, `mamba2`, `kda` and `lightning` are layers of `linear_cuda` with their convolution, or
-// `alone` without it: decode, verification of four drafts, and prompts. Their floor is the bytes of
-// all states, read and written at the measured rate of copies. Verification with a snapshot after
-// each draft writes five states for each read one; with `kept` drafts, one, which takes in accepted
-// drafts of the pass before.
+// `delta`, `mamba2`, `kda`, `lightning` and `mamba1` are layers of `linear_cuda` with their
+// convolution, or `alone` without it: decode, verification of four drafts, and prompts. Their floor
+// is the bytes of all states, read and written at the measured rate of copies. Verification with a
+// snapshot after each draft writes five states for each read one; with `kept` drafts, one, which
+// takes in accepted drafts of the pass before. An engine's `step` has a token and four drafts.
 //
 // `chunks` and `kda chunks` are the prefill of gated delta net and of KDA on Hopper by themselves,
 // plan included. Their floor is the larger of the bytes of q, k, v, decays of columns and outputs
@@ -40,43 +40,31 @@ struct Shape {
   DType states = DType::f32;
 };
 
+constexpr LinearSpec kDelta{.key_heads = 16, .value_heads = 32, .key_dim = 128, .value_dim = 128};
+constexpr LinearSpec kMamba2{.key_heads = 8, .value_heads = 128, .key_dim = 128, .value_dim = 64};
+constexpr LinearSpec kKda{.key_heads = 32, .value_heads = 32, .key_dim = 128, .value_dim = 128};
+constexpr LinearSpec kLarge{.key_heads = 64, .value_heads = 64, .key_dim = 128, .value_dim = 128};
+constexpr LinearSpec kMamba1{.key_heads = 1, .value_heads = 8192, .key_dim = 16, .value_dim = 1};
+
+constexpr LinearSpec convolved(LinearSpec linear, int32_t width = 4) {
+  linear.conv_width = width;
+  return linear;
+}
+
 constexpr Shape kShapes[] = {
-    {"delta 16/32",
-     AttentionKind::gated_delta_net,
-     {.key_heads = 16, .value_heads = 32, .key_dim = 128, .value_dim = 128, .conv_width = 4}},
-    {"delta 16/32 alone",
-     AttentionKind::gated_delta_net,
-     {.key_heads = 16, .value_heads = 32, .key_dim = 128, .value_dim = 128}},
-    {"delta 16/32 bf16 states",
-     AttentionKind::gated_delta_net,
-     {.key_heads = 16, .value_heads = 32, .key_dim = 128, .value_dim = 128, .conv_width = 4},
-     DType::bf16},
-    {"delta 16/32 alone bf16 states",
-     AttentionKind::gated_delta_net,
-     {.key_heads = 16, .value_heads = 32, .key_dim = 128, .value_dim = 128},
-     DType::bf16},
-    {"mamba2 128",
-     AttentionKind::mamba2,
-     {.key_heads = 8, .value_heads = 128, .key_dim = 128, .value_dim = 64, .conv_width = 4}},
-    {"mamba2 128 alone",
-     AttentionKind::mamba2,
-     {.key_heads = 8, .value_heads = 128, .key_dim = 128, .value_dim = 64}},
-    {"kda 32",
-     AttentionKind::kda,
-     {.key_heads = 32, .value_heads = 32, .key_dim = 128, .value_dim = 128, .conv_width = 4}},
-    {"kda 32 alone",
-     AttentionKind::kda,
-     {.key_heads = 32, .value_heads = 32, .key_dim = 128, .value_dim = 128}},
-    {"kda 32 alone bf16 states",
-     AttentionKind::kda,
-     {.key_heads = 32, .value_heads = 32, .key_dim = 128, .value_dim = 128},
-     DType::bf16},
-    {"lightning 64",
-     AttentionKind::lightning,
-     {.key_heads = 64, .value_heads = 64, .key_dim = 128, .value_dim = 128, .conv_width = 1}},
-    {"lightning 64 alone",
-     AttentionKind::lightning,
-     {.key_heads = 64, .value_heads = 64, .key_dim = 128, .value_dim = 128}},
+    {"delta 16/32", AttentionKind::gated_delta_net, convolved(kDelta)},
+    {"delta 16/32 alone", AttentionKind::gated_delta_net, kDelta},
+    {"delta 16/32 bf16 states", AttentionKind::gated_delta_net, convolved(kDelta), DType::bf16},
+    {"delta 16/32 alone bf16 states", AttentionKind::gated_delta_net, kDelta, DType::bf16},
+    {"mamba2 128", AttentionKind::mamba2, convolved(kMamba2)},
+    {"mamba2 128 alone", AttentionKind::mamba2, kMamba2},
+    {"kda 32", AttentionKind::kda, convolved(kKda)},
+    {"kda 32 alone", AttentionKind::kda, kKda},
+    {"kda 32 alone bf16 states", AttentionKind::kda, kKda, DType::bf16},
+    {"lightning 64", AttentionKind::lightning, convolved(kLarge, 1)},
+    {"lightning 64 alone", AttentionKind::lightning, kLarge},
+    {"mamba1 8192", AttentionKind::mamba1, convolved(kMamba1)},
+    {"mamba1 8192 alone", AttentionKind::mamba1, kMamba1},
 };
 
 struct Load {
@@ -99,8 +87,13 @@ constexpr Load kLoads[] = {
     {"kept 4 of 8", 8, 4, false, 4, 4, 4},
     {"kept 4 of 32", 32, 4, false, 4, 4, 4},
     {"kept 4 of 128", 128, 4, false, 4, 4, 4},
-    {"kept 4 of 32 two accepted", 32, 4, false, 4, 4, 2},
-    {"kept none of 32", 32, 1, false, 4},  // a decode step
+    {"kept 4 of 256", 256, 4, false, 4, 4, 4},
+    {"kept 4 of 32, two accepted", 32, 4, false, 4, 4, 2},
+    {"kept 4 of 32, none accepted", 32, 4, false, 4, 4},
+    {"kept step of 32", 32, 5, false, 4, 4, 4},
+    {"kept decode of 32", 32, 1, false, 4},
+    {"kept decode of 256", 256, 1, false, 4},
+    {"kept decode of 32, two accepted", 32, 1, false, 4, 0, 2},
     {"prompt 1x1k", 1, 1024},
     {"prompt 1x4k", 1, 4096},
     {"prompt 1x8k", 1, 8192},
@@ -110,7 +103,6 @@ constexpr Load kLoads[] = {
 };
 
 constexpr int64_t kCacheBytes = int64_t{256} << 20;  // more than any cache holds
-
 int64_t state_bytes(const Shape& shape) {
   const LinearSpec& linear = shape.linear;
   return int64_t{linear.value_heads} * linear.value_dim * linear.key_dim *
@@ -129,7 +121,7 @@ class Layers {
     const LinearSpec& linear = shape.linear;
     const int64_t held = load.requests * state_bytes(shape);
     StateCacheSpec states{.layers = static_cast<int32_t>(kCacheBytes / held) + 2,
-                          .conv_dim = linear.conv_dim(),
+                          .conv_dim = conv_dim_of(spec()),
                           .conv_width = std::max(1, linear.conv_width),
                           .heads = linear.value_heads,
                           .rows = linear.value_dim,
@@ -162,8 +154,9 @@ class Layers {
     if (linear.conv_width > 0) {
       fill(weight_, int64_t{linear.conv_dim()} * linear.conv_width, 0.5f, 0);
     }
-    const int64_t gates = shape.kind == AttentionKind::lightning ? 1 : tokens_;
-    const int64_t columns = shape.kind == AttentionKind::kda ? linear.key_dim : 1;
+    const bool is_mamba1 = shape.kind == AttentionKind::mamba1;
+    const int64_t gates = is_mamba1 || shape.kind == AttentionKind::lightning ? 1 : tokens_;
+    const int64_t columns = is_mamba1 || shape.kind == AttentionKind::kda ? linear.key_dim : 1;
     fill(log_decay_, gates * linear.value_heads * columns, 0.01f, -0.1f);
     fill(beta_, int64_t{tokens_} * linear.value_heads, 0.05f, 0.5f);
     fill(out_, int64_t{tokens_} * linear.value_heads * linear.value_dim, 1, 0);
@@ -181,6 +174,10 @@ class Layers {
           dense_rows(out_.data(), DType::f32, shape_.linear.value_heads, shape_.linear.value_dim);
       layer.linear.mixed = mixed_.data<float>();
       layer.linear.conv_weight = weight_.data<float>();
+      if (convolves_alone(shape_.kind) && shape_.linear.conv_width > 0) {  // two calls
+        backend_->forward(layer, to);
+        layer.linear.conv_weight = nullptr;
+      }
       layer.linear.log_decay = log_decay_.data<float>();
       if (shape_.kind != AttentionKind::lightning) layer.linear.beta = beta_.data<float>();
       layer.linear.l2_normalise_qk = has_delta_rule(shape_.kind);
@@ -216,6 +213,7 @@ class Layers {
     batch_.mode = load_.tokens == 1 ? ForwardMode::decode : ForwardMode::extend;
     batch_.requests = load_.requests;
     batch_.tokens = tokens_;
+    batch_.hints.max_q_len = load_.tokens;
     batch_.q_indptr = all.first(requests + 1);
     batch_.kv_lens = all.subspan(requests + 1, requests);
     batch_.linear.state_slots = all.subspan(2 * requests + 1, requests);
@@ -362,7 +360,12 @@ void print_row(std::string_view name, double seconds, double floor) {
              floor / seconds);
 }
 
-void run_all(std::string_view filter) {
+void run_all(std::span<char* const> filters) {
+  const auto runs = [&](std::string_view name) {
+    return filters.empty() || std::ranges::any_of(filters, [&](std::string_view part) {
+             return name.find(part) != std::string_view::npos;
+           });
+  };
   const gpu::Context context(0);
   MeasureKernels kernels(context);
   const gpu::OwnedStream stream;
@@ -373,13 +376,13 @@ void run_all(std::string_view filter) {
   for (const Shape& shape : kShapes) {
     for (const Load& load : kLoads) {
       const std::string name = fmt::format("{} {}", shape.name, load.name);
-      if (name.find(filter) == std::string::npos) continue;
+      if (!runs(name) || (load.max_drafts > 0 && convolves_alone(shape.kind))) continue;
       print_row(name, Layers(shape, load, kernels, stream.get()).seconds(stream.get()),
                 floor_seconds(shape, load, ceilings));
     }
   }
   for (const ChunkShape& shape : kChunkShapes) {
-    if (std::string_view(shape.name).find(filter) == std::string_view::npos) continue;
+    if (!runs(shape.name)) continue;
     print_row(shape.name, seconds_of(shape, kernels, stream.get()), floor_seconds(shape, ceilings));
   }
 }
@@ -389,7 +392,7 @@ void run_all(std::string_view filter) {
 
 int main(int count, char** arguments) {
   try {
-    fovea::bench::run_all(count > 1 ? arguments[1] : "");
+    fovea::bench::run_all({arguments + 1, arguments + count});
   } catch (const fovea::Error& error) {
     fmt::print(stderr, "{}\n", error.what());
     return 1;
