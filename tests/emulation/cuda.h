@@ -140,8 +140,9 @@ inline uint32_t __ballot_sync(uint32_t mask, int value) {
 }
 inline int __any_sync(uint32_t mask, int value) { return __ballot_sync(mask, value) != 0; }
 template <typename T>
-T __shfl_sync(uint32_t mask, T value, int from) {
-  return fovea::emulation::meet_warp("__shfl_sync", mask, value)[from % fovea::emulation::kLanes];
+T __shfl_sync(uint32_t mask, T value, int from, int width = fovea::emulation::kLanes) {
+  const int first = fovea::emulation::lane() / width * width;
+  return fovea::emulation::meet_warp("__shfl_sync", mask, value)[first + from % width];
 }
 template <typename T>
 T __shfl_xor_sync(uint32_t mask, T value, int bits) {

@@ -14,6 +14,7 @@
 #include "kernels/cuda/portable/recurrence/launch.h"
 #include "kernels/cuda/portable/selective_scan/launch.h"
 #include "kernels/cuda/sm90/recurrent_decode/launch.h"
+#include "kernels/cuda/sm90/recurrent_drafts/launch.h"
 #include "kernels/cuda/store.h"
 
 namespace fovea {
@@ -144,6 +145,7 @@ class CudaLinear final : public CudaBackendBase {
   bool keeps_drafts() const { return states()->marks() != nullptr; }
   cuda::KeptInputs kept_inputs(const StateLayerView& state) const;
   cuda::TokensOfRequest tokens_of_request() const;
+  bool has_few_tokens() const { return tokens_of_request() != cuda::TokensOfRequest::any; }
   void convolve(const LinearTensors& linear, const StateLayerView& state, float* out,
                 int64_t token_stride, gpu::Launcher launcher);
   cuda::ChunkPrefillBatch chunked_batch() const {
@@ -154,6 +156,7 @@ class CudaLinear final : public CudaBackendBase {
   cuda::CausalConv conv_;
   cuda::RecurrentKernels recurrence_;
   std::optional<cuda::RecurrentDecode> decode_;
+  std::optional<cuda::RecurrentDrafts> drafts_;  // if slots keep drafts
   std::optional<cuda::ChunkPrefill> chunks_;
   cuda::RecurrenceParams params_;  // each pass and each layer add theirs
   std::vector<StateLayerView> layers_;
@@ -183,6 +186,7 @@ CudaLinear::CudaLinear(std::string_view name, const BackendContext& context)
   params_.state_type = state_type(states()->spec().dtype);
   const cuda::RecurrentDecodeSetup decode = decode_setup(spec(), device_info(), params_.state_type);
   if (cuda::RecurrentDecode::serves(decode)) decode_.emplace(decode, store);
+  if (keeps_drafts() && cuda::RecurrentDrafts::serves(decode)) drafts_.emplace(decode, store);
 }
 
 void CudaLinear::check_batch(const BatchView& batch) const {
@@ -252,7 +256,7 @@ void CudaLinear::convolve(const LinearTensors& linear, const StateLayerView& sta
   conv.plain = linear.plain_conv;
   conv.dim = conv_dim_of(spec());
   conv.width = spec().linear.conv_width;
-  conv_.run(conv, batch().requests, batch().tokens, one_token_, launcher);
+  conv_.run(conv, batch().requests, batch().tokens, has_few_tokens(), launcher);
 }
 
 void CudaLinear::run_layer(const LayerTensors& tensors, gpu::Launcher launcher) {
@@ -280,6 +284,8 @@ void CudaLinear::run_layer(const LayerTensors& tensors, gpu::Launcher launcher) 
   params_.keeps_mixed = !convolves;
   if (decode_ && one_token_ && !keeps_drafts()) {
     decode_->run(params_, launcher);
+  } else if (drafts_ && has_few_tokens()) {
+    drafts_->run(params_, launcher);
   } else {
     recurrence_.run(params_, batch().requests, tokens_of_request(), launcher);
   }
@@ -307,11 +313,12 @@ std::vector<gpu::KernelVariant> cuda_linear_variants(const AttentionSpec& spec,
   };
   if (has_recurrence(spec)) add(recurrent_variants(spec, sm));
   // The request does not say of what type the pool's states are.
-  for (const cuda::StateType states : {cuda::StateType::bf16, cuda::StateType::f16}) {
+  for (const auto states : {cuda::StateType::f32, cuda::StateType::bf16, cuda::StateType::f16}) {
     const cuda::RecurrentDecodeSetup decode = decode_setup(spec, device, states);
     if (cuda::RecurrentDecode::serves(decode)) {
       needed.push_back(cuda::RecurrentDecode::variant(decode));
     }
+    if (cuda::RecurrentDrafts::serves(decode)) add(cuda::RecurrentDrafts::variants(decode));
   }
   needed.push_back(cuda::linear_plan_variant(sm));
   if (spec.linear.conv_width > 0) add(cuda::causal_conv_variants(spec.linear.conv_width, sm));

@@ -72,8 +72,8 @@ struct LinearPlanParams {
   int32_t min_chunked;
 };
 
-// A block takes the channels of threads in x and `tile` tokens in y; with `windows` the windows of
-// requests in y instead.
+// A block takes the channels of threads in x and `tile` tokens in y; with `windows` or `requests`
+// a request in y instead.
 struct CausalConvKernelParams {
   LinearPlan plan;
   const float* x;       // [tokens, dim]
@@ -88,7 +88,6 @@ struct CausalConvKernelParams {
   int32_t plain;  // no SiLU
   int32_t dim, width;
   int32_t tile;
-  int32_t keeps_windows;  // no request has more than one token, so windows are stored at once
 };
 
 // Type of states in memory. States of 16 bits are rounded after every token, which reads them

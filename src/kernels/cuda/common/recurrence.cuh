@@ -125,6 +125,32 @@ __device__ void sum_over_lanes(float (&values)[kCount]) {
   }
 }
 
+// As sum_over_lanes(), with its bits and fewer instructions: lane l of a row returns the sum of
+// value l % kCount. kCount is a power of two.
+template <class Shape, int kCount>
+__device__ float own_sum_over_lanes(const float (&values)[kCount]) {
+  static_assert(kCount <= Shape::kRowLanes && (kCount & (kCount - 1)) == 0);
+  const auto lane = static_cast<int32_t>(threadIdx.x);
+  float left[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) left[i] = values[i];
+#pragma unroll
+  for (int step = 1; step < Shape::kRowLanes; step *= 2) {
+    const int count = kCount / step;  // values of a lane that are left
+    if (count < 2) {
+      left[0] = __fadd_rn(left[0], __shfl_xor_sync(~0u, left[0], step));
+      continue;
+    }
+#pragma unroll
+    for (int i = 0; i < count / 2; ++i) {
+      const float kept = lane & step ? left[2 * i + 1] : left[2 * i];
+      const float given = lane & step ? left[2 * i] : left[2 * i + 1];
+      left[i] = __fadd_rn(kept, __shfl_xor_sync(~0u, given, step));
+    }
+  }
+  return left[0];
+}
+
 // A token's vectors in the columns of a lane.
 template <class Shape>
 struct TokenVectors {
@@ -176,10 +202,59 @@ struct RecurrenceStep {
     return factors;
   }
 
+  // Takes a token into the state. values: those of the rows.
   __device__ static void update(Values (&rows)[Shape::kRows], const Vectors& vectors,
                                 const TokenFactors& factors, const float (&values)[Shape::kRows]) {
-    const Values& in = vectors.in;
     float recalled[Shape::kRows];
+    decay_columns(rows, vectors);
+    if constexpr (kHasDeltaRule) {
+#pragma unroll
+      for (int r = 0; r < Shape::kRows; ++r) recalled[r] = rows[r].partial_dot(vectors.in);
+      sum_over_lanes<Shape>(recalled);
+    }
+#pragma unroll
+    for (int r = 0; r < Shape::kRows; ++r) {
+      const float change = change_of(factors, values[r], kHasDeltaRule ? recalled[r] : 0.0f);
+      change_row(rows[r], vectors, factors, change);
+    }
+  }
+  // The same with fewer exchanges between lanes, which serve the token before, too: lane l has the
+  // value of row l % kRows, whose change it computes for all. reads: the lane's parts of the sums
+  // of the token before. Returns that of row l % kRows in lanes l from kRows to 2 * kRows - 1.
+  __device__ static float update_by_own(Values (&rows)[Shape::kRows], const Vectors& vectors,
+                                        const TokenFactors& factors, float own_value,
+                                        const float (&reads)[Shape::kRows]) {
+    constexpr int kRows = Shape::kRows;
+    float parts[2 * kRows];
+    decay_columns(rows, vectors);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      parts[r] = kHasDeltaRule ? rows[r].partial_dot(vectors.in) : 0.0f;
+      parts[kRows + r] = reads[r];
+    }
+    float own_sum;
+    if constexpr (kHasDeltaRule) {
+      own_sum = own_sum_over_lanes<Shape>(parts);
+    } else {
+      own_sum = own_sum_over_lanes<Shape>(reads);
+    }
+    const float own = change_of(factors, own_value, own_sum);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      change_row(rows[r], vectors, factors, __shfl_sync(~0u, own, r, Shape::kRowLanes));
+    }
+    return own_sum;
+  }
+
+  // Returns the result of a row from the sum of its state times `out`.
+  __device__ static float result_of(const Params& params, int32_t head, float out_factor,
+                                    float value, float read) {
+    if constexpr (kKind != mamba2) return __fmul_rn(out_factor, read);
+    return __fmaf_rn(params.skip ? params.skip[head] : 0.0f, value, read);
+  }
+
+ private:
+  __device__ static void decay_columns(Values (&rows)[Shape::kRows], const Vectors& vectors) {
     if constexpr (kKind == kda) {
 #pragma unroll
       for (int r = 0; r < Shape::kRows; ++r) {
@@ -189,33 +264,22 @@ struct RecurrenceStep {
         }
       }
     }
-    if constexpr (kHasDeltaRule) {
-#pragma unroll
-      for (int r = 0; r < Shape::kRows; ++r) recalled[r] = rows[r].partial_dot(in);
-      sum_over_lanes<Shape>(recalled);
-    }
-#pragma unroll
-    for (int r = 0; r < Shape::kRows; ++r) {
-      float change = factors.strength * values[r];
-      if constexpr (kHasDeltaRule) {
-        const float kept = kKind == kda ? factors.in : factors.decay * factors.in;
-        const float lost = __fmul_rn(kept, recalled[r]);
-        change = factors.strength * __fsub_rn(values[r], lost) * factors.in;
-      }
-#pragma unroll
-      for (int i = 0; i < Shape::kValues; ++i) {
-        const float old = rows[r].at[i];
-        const float decayed = kKind == kda ? old : __fmul_rn(factors.decay, old);
-        rows[r].at[i] = __fmaf_rn(change, in.at[i], decayed);
-      }
-    }
   }
-
-  // Returns the result of a row from the sum of its state times `out`.
-  __device__ static float result_of(const Params& params, int32_t head, float out_factor,
-                                    float value, float read) {
-    if constexpr (kKind != mamba2) return __fmul_rn(out_factor, read);
-    return __fmaf_rn(params.skip ? params.skip[head] : 0.0f, value, read);
+  // Returns the factor of `in` that a row gains.
+  __device__ static float change_of(const TokenFactors& factors, float value, float recalled) {
+    if constexpr (!kHasDeltaRule) return factors.strength * value;
+    const float kept = kKind == kda ? factors.in : factors.decay * factors.in;
+    const float lost = __fmul_rn(kept, recalled);
+    return factors.strength * __fsub_rn(value, lost) * factors.in;
+  }
+  __device__ static void change_row(Values& row, const Vectors& vectors,
+                                    const TokenFactors& factors, float change) {
+#pragma unroll
+    for (int i = 0; i < Shape::kValues; ++i) {
+      const float old = row.at[i];
+      const float decayed = kKind == kda ? old : __fmul_rn(factors.decay, old);
+      row.at[i] = __fmaf_rn(change, vectors.in.at[i], decayed);
+    }
   }
 };
 

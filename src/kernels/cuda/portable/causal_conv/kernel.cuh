@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The causal convolution before a recurrence, with SiLU. A thread takes a channel and slides its
-// window over the tokens of a tile. Tiles of one request read the window that the request began
-// with, so only a second kernel may replace it, unless no request has more than one token.
+// window over the tokens of a tile, or over all tokens of a request that has few. Tiles of one
+// request read the window that the request began with, so only a second kernel may replace it.
 //
 // Slots that keep drafts have their raw inputs. They stand between the window and the tokens of the
-// batch, as far as they belong to the request now; the kernel that replaces the window computes
+// batch, as far as they belong to the request now; the thread that replaces the window computes
 // their outputs in their place, for the recurrence.
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace fovea::kernels::cuda {
 
-enum ConvStep { outputs, windows };
+enum ConvStep { outputs, windows, requests };
 
 template <int kTaps, ConvStep kStep>
 struct CausalConvConfig {
@@ -142,12 +142,53 @@ struct CausalConvConfig {
       if (snapshot >= 0) window.store(channel, snapshot);
       const int32_t draft = token - (span.end - drafts.drafts);
       if (draft >= 0) *channel.kept(span, drafts, drafts.replayed + draft) = params.x[at];
-      if (!params.keeps_windows) continue;
-      if (drafts.replayed + drafts.drafts > 0) {
-        keep_window(channel, span, drafts);
-      } else {
-        window.store(channel, span.slot);
+    }
+  }
+
+  // Does both for a request of a few tokens, whose inputs are on their way together.
+  __device__ static void convolve_request(const Channel& channel) {
+    constexpr int kTogether = 8;
+    const Params& params = channel.params;
+    const Weights weights(channel);
+    wait_and_allow_next();
+    const StateSpan span = params.plan.spans[blockIdx.y];
+    const DraftSpan drafts = channel.drafts_of(static_cast<int32_t>(blockIdx.y));
+    if (span.slot < 0) return clear_outputs(channel, span);
+    const int32_t first = span.begin - drafts.replayed, first_draft = span.end - drafts.drafts;
+    Window window;
+    if (span.begin < span.end) window.fill(channel, span, drafts, first);
+#pragma unroll 1
+    for (int32_t begin = first; begin < span.end; begin += kTogether) {
+      float inputs[kTogether];
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        if (begin + i < span.end) inputs[i] = channel.input(span, drafts, begin + i);
       }
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        const int32_t token = begin + i;
+        if (token >= span.end) break;
+        if (token == first_draft) window.store(channel, span.slot);
+        window.add(inputs[i]);
+        const float output = weights.output(window, params.plain != 0);
+        if (token < span.begin) {
+          *channel.kept(span, drafts, token - first) = output;
+          continue;
+        }
+        channel.store(span, token, output);
+        const int32_t draft = token - first_draft;
+        if (draft >= 0) *channel.kept(span, drafts, drafts.replayed + draft) = inputs[i];
+        const int32_t snapshot =
+            params.plan.snapshot_slots ? params.plan.snapshot_slots[token] : -1;
+        if (snapshot >= 0) window.store(channel, snapshot);
+      }
+    }
+    if (drafts.drafts == 0 && span.begin < span.end) window.store(channel, span.slot);
+  }
+
+  __device__ static void clear_outputs(const Channel& channel, const StateSpan& span) {
+    for (int32_t token = span.begin; token < span.end; ++token) {
+      channel.params.y[token * channel.params.y_token_stride + channel.channel] = 0;
     }
   }
 
@@ -183,6 +224,8 @@ struct CausalConvConfig {
     if (channel.channel >= params.dim) return;
     if constexpr (kStep == outputs) {
       convolve(channel);
+    } else if constexpr (kStep == requests) {
+      convolve_request(channel);
     } else {
       keep_windows(channel);
     }

@@ -22,22 +22,24 @@ std::vector<gpu::KernelVariant> causal_conv_variants(int32_t width, int sm) {
                  kMaxConvWidth);
   const char* taps = width <= 4 ? "4" : "8";
   const Family& conv = family("portable/causal_conv");
-  return {make_variant(conv, {taps, "outputs"}, sm), make_variant(conv, {taps, "windows"}, sm)};
+  return {make_variant(conv, {taps, "outputs"}, sm), make_variant(conv, {taps, "windows"}, sm),
+          make_variant(conv, {taps, "requests"}, sm)};
 }
 
 CausalConv::CausalConv(std::span<const gpu::KernelVariant> variants, gpu::KernelStore& store)
-    : outputs_(variants[0], store), windows_(variants[1], store) {}
+    : outputs_(variants[0], store), windows_(variants[1], store), requests_(variants[2], store) {}
 
-void CausalConv::run(CausalConvKernelParams params, int32_t requests, int32_t tokens,
-                     bool one_token, gpu::Launcher launcher) const {
+void CausalConv::run(CausalConvKernelParams params, int32_t requests, int32_t tokens, bool are_few,
+                     gpu::Launcher launcher) const {
   const auto blocks = static_cast<uint32_t>(ceil_div(params.dim, kThreads));
+  if (are_few) {
+    requests_.launch({blocks, static_cast<uint32_t>(requests)}, params, launcher, kOverlapped);
+    return;
+  }
   const int64_t tile = tokens <= kFewTokens * requests ? kFewTokens : kTile;
-  params.tile =
-      one_token ? 1 : static_cast<int32_t>(std::max(tile, ceil_div<int64_t>(tokens, kMaxGrid)));
-  params.keeps_windows = one_token;
+  params.tile = static_cast<int32_t>(std::max(tile, ceil_div<int64_t>(tokens, kMaxGrid)));
   outputs_.launch({blocks, static_cast<uint32_t>(ceil_div(tokens, params.tile))}, params, launcher,
                   kOverlapped);
-  if (one_token) return;
   windows_.launch({blocks, static_cast<uint32_t>(requests)}, params, launcher, kOverlapped);
 }
 

@@ -12,22 +12,23 @@ namespace fovea::kernels::cuda {
 
 inline constexpr int32_t kMaxConvWidth = 8;
 
-// Returns the kernels of a width up to kMaxConvWidth: the outputs, then the windows.
+// Returns the kernels of a width up to kMaxConvWidth: the outputs, the windows, and both for
+// requests with few tokens.
 std::vector<gpu::KernelVariant> causal_conv_variants(int32_t width, int sm);
 
 class CausalConv {
  public:
   CausalConv() = default;
-  // Loads both kernels onto the current GPU. Errors as Kernel's constructor.
+  // Loads the kernels onto the current GPU. Errors as Kernel's constructor.
   CausalConv(std::span<const gpu::KernelVariant> variants, gpu::KernelStore& store);
 
-  // Enqueues the convolution of up to `tokens` tokens of `requests` requests. one_token: no request
-  // has more than one. Sets tile and keeps_windows.
-  void run(CausalConvKernelParams params, int32_t requests, int32_t tokens, bool one_token,
+  // Enqueues the convolution of up to `tokens` tokens of `requests` requests. are_few: each request
+  // has few. Sets tile.
+  void run(CausalConvKernelParams params, int32_t requests, int32_t tokens, bool are_few,
            gpu::Launcher launcher) const;
 
  private:
-  Kernel outputs_, windows_;
+  Kernel outputs_, windows_, requests_;
 };
 
 }  // namespace fovea::kernels::cuda

@@ -128,7 +128,7 @@ struct RecurrenceConfig {
       const int32_t own = begin + place.column / 4;
 #pragma unroll
       for (int r = 0; r < Shape::kRows; ++r) {
-        const float read = transposed_sum<Shape>(parts[r]);
+        const float read = own_sum_over_lanes<Shape>(parts[r]);
         if (own >= count || tokens.is_replayed(first + own)) continue;
         const float value = tile.values[own][row + r * Shape::kStep];
         store_result(params, place, first + own, r,

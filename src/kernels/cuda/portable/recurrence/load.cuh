@@ -3,14 +3,14 @@
 #pragma once
 
 #include "kernels/cuda/common/division.cuh"
+#include "kernels/cuda/common/recurrent_tokens.cuh"
 #include "kernels/cuda/portable/recurrence/config.cuh"
 
 namespace fovea::kernels::cuda {
 
 // The head, the rows and the columns of a thread.
 template <class Shape>
-struct StatePlace {
-  int32_t head, key_head;
+struct StatePlace : HeadPlace {
   int32_t row;     // the first of the thread; the others follow at intervals of kStep
   int32_t column;  // the first of the thread; the others follow at intervals of 4 * kRowLanes
 
@@ -29,30 +29,6 @@ struct StatePlace {
     return thread / 32 * (Shape::kStep * Shape::kRows) + thread % 32 / Shape::kRowLanes;
   }
 };
-
-// Sums as many values over the lanes of a row as it has lanes; lane l returns the sum of value l,
-// with the bits of sum_over_lanes().
-template <class Shape>
-__device__ float transposed_sum(const float (&values)[Shape::kRowLanes]) {
-  static_assert(Shape::kRowLanes == 8);
-  const auto lane = static_cast<int32_t>(threadIdx.x);
-  float fours[4], twos[2];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float kept = lane & 1 ? values[2 * i + 1] : values[2 * i];
-    const float given = lane & 1 ? values[2 * i] : values[2 * i + 1];
-    fours[i] = __fadd_rn(kept, __shfl_xor_sync(~0u, given, 1));
-  }
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const float kept = lane & 2 ? fours[2 * i + 1] : fours[2 * i];
-    const float given = lane & 2 ? fours[2 * i] : fours[2 * i + 1];
-    twos[i] = __fadd_rn(kept, __shfl_xor_sync(~0u, given, 2));
-  }
-  const float kept = lane & 4 ? twos[1] : twos[0];
-  const float given = lane & 4 ? twos[0] : twos[1];
-  return __fadd_rn(kept, __shfl_xor_sync(~0u, given, 4));
-}
 
 // The rows of a thread.
 template <class Shape>
@@ -121,62 +97,6 @@ struct StateRows {
         rows[r].template round<f16>();
       }
     }
-  }
-};
-
-// The tokens of a request: replayed drafts before span.begin, then those of the batch.
-struct RequestTokens {
-  StateSpan span;
-  DraftSpan drafts = {};
-
-  __device__ int32_t begin() const { return span.begin - drafts.replayed; }
-  // Returns the first token that the state does not take in.
-  __device__ int32_t first_draft() const { return span.end - drafts.drafts; }
-  __device__ bool is_replayed(int32_t token) const {
-    return drafts.replayed > 0 && token < span.begin;
-  }
-  // Returns the row of draft number `index`, replayed ones included.
-  __device__ float* kept_row(const RecurrenceParams& params, int32_t index) const {
-    return params.kept.rows + span.slot * params.kept.slot_stride +
-           int64_t{drafts.row(index)} * params.kept.size;
-  }
-};
-
-// The addresses of a token's values for a head and the rows from a first one on.
-struct TokenValues {
-  const float* in;         // [columns]
-  const float* out;        // [columns]
-  const float* values;     // from the first row on
-  const float* log_decay;  // [1]; kda: [columns]
-  const float* strength;   // [1]; not lightning
-};
-
-template <class Shape>
-struct TokenPlace : TokenValues {
-  __device__ TokenPlace(const RecurrenceParams& params, const StatePlace<Shape>& place,
-                        const RequestTokens& tokens, int32_t first_row, int32_t token) {
-    using Step = RecurrenceStep<Shape>;
-    const int64_t gate = static_cast<int64_t>(token) * params.heads + place.head;
-    const float* row = params.mixed + token * params.mixed_stride;
-    log_decay = Shape::kKind == kda ? Step::column_decays(params, gate)
-                                    : Step::log_decay_at(params, gate, place.head);
-    strength = params.strength + gate;
-    const bool is_replayed = tokens.is_replayed(token);
-    if (is_replayed) {
-      row = tokens.kept_row(params, token - tokens.begin());
-      if (Shape::kKind != lightning) log_decay = row + decays_at(params, place);
-      strength = row + params.kept.betas_at + place.head;
-    }
-    in = row + params.in_at + place.key_head * params.columns;
-    // Replayed tokens have no result.
-    out = is_replayed ? in : row + params.out_at + place.key_head * params.columns;
-    values = row + params.values_at + place.head * params.rows + first_row;
-  }
-
-  // Returns the place of a head's decays in a row of kept inputs.
-  __device__ static int32_t decays_at(const RecurrenceParams& params,
-                                      const StatePlace<Shape>& place) {
-    return params.kept.decays_at + place.head * (Shape::kKind == kda ? params.columns : 1);
   }
 };
 

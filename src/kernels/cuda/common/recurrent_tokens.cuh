@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tokens that a pass of a linear layer computes for a request, and the places of their inputs.
+#pragma once
+
+#include "kernels/cuda/common/recurrence.cuh"
+
+namespace fovea::kernels::cuda {
+
+// The tokens of a request: replayed drafts before span.begin, then those of the batch.
+struct RequestTokens {
+  StateSpan span;
+  DraftSpan drafts = {};
+
+  __device__ int32_t begin() const { return span.begin - drafts.replayed; }
+  // Returns the first token that the state does not take in.
+  __device__ int32_t first_draft() const { return span.end - drafts.drafts; }
+  __device__ bool is_replayed(int32_t token) const {
+    return drafts.replayed > 0 && token < span.begin;
+  }
+  // Returns the row of draft number `index`, replayed ones included.
+  __device__ float* kept_row(const RecurrenceParams& params, int32_t index) const {
+    return params.kept.rows + span.slot * params.kept.slot_stride +
+           int64_t{drafts.row(index)} * params.kept.size;
+  }
+};
+
+// The addresses of a token's values for a head and the rows from a first one on.
+struct TokenValues {
+  const float* in;         // [columns]
+  const float* out;        // [columns]
+  const float* values;     // from the first row on
+  const float* log_decay;  // [1]; kda: [columns]
+  const float* strength;   // [1]; not lightning
+};
+
+// A head of values, and the head of keys that it takes.
+struct HeadPlace {
+  int32_t head, key_head;
+};
+
+template <class Shape>
+struct TokenPlace : TokenValues {
+  __device__ TokenPlace(const RecurrenceParams& params, const HeadPlace& place,
+                        const RequestTokens& tokens, int32_t first_row, int32_t token) {
+    using Step = RecurrenceStep<Shape>;
+    const int64_t gate = static_cast<int64_t>(token) * params.heads + place.head;
+    const float* row = params.mixed + token * params.mixed_stride;
+    log_decay = Shape::kKind == kda ? Step::column_decays(params, gate)
+                                    : Step::log_decay_at(params, gate, place.head);
+    strength = params.strength + gate;
+    const bool is_replayed = tokens.is_replayed(token);
+    if (is_replayed) {
+      row = tokens.kept_row(params, token - tokens.begin());
+      if (Shape::kKind != lightning) log_decay = row + decays_at(params, place);
+      strength = row + params.kept.betas_at + place.head;
+    }
+    in = row + params.in_at + place.key_head * params.columns;
+    // Replayed tokens have no result.
+    out = is_replayed ? in : row + params.out_at + place.key_head * params.columns;
+    values = row + params.values_at + place.head * params.rows + first_row;
+  }
+
+  // Returns the place of a head's decays in a row of kept inputs.
+  __device__ static int32_t decays_at(const RecurrenceParams& params, const HeadPlace& place) {
+    return params.kept.decays_at + place.head * (Shape::kKind == kda ? params.columns : 1);
+  }
+};
+
+}  // namespace fovea::kernels::cuda

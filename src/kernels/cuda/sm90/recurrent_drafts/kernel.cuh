@@ -1,0 +1,372 @@
+// SPDX-License-Identifier: Apache-2.0
+// Passes of a few tokens a request on Hopper, drafts that slots keep among them. A pass reads a
+// state once and writes it once, with several steps between: the state of a block's next rows is on
+// its way behind the steps of these.
+//
+//   unit    rows of one head's state of one request; blocks walk over units
+//   state   slot ──► shared memory ──► registers    the copy of the next one begins here
+//   tokens  kTile of them ──► shared memory         while those before them are computed
+//           steps in registers                      the bits of portable/recurrence
+//   state   registers ──► slot                      before the drafts of the pass
+#pragma once
+
+#include "kernels/cuda/sm90/recurrent_drafts/config.cuh"
+
+namespace fovea::kernels::cuda {
+
+template <class Shape>
+struct RecurrentDrafts {
+  using Params = RecurrenceParams;
+  using Memory = DraftsMemory<Shape>;
+  using Unit = DraftsUnit<Shape>;
+  using Staged = StagedTokens<Shape>;
+  using Values = LaneValues<Shape>;
+  using Step = RecurrenceStep<Shape>;
+  using Vectors = TokenVectors<Shape>;
+  using Rows = Values[Shape::kRows];
+  static constexpr int kThreads = Shape::kWarps * 32;
+  static constexpr int kBlocksPerSm = Shape::kBlocksPerSm;
+  static constexpr KernelTraits kTraits = {kThreads, sizeof(Memory), Shape::kBlockRows, 0};
+  // Eight lanes find the factors of a token.
+  static_assert(Shape::kTile * Shape::kRowLanes <= kThreads);
+  static_assert((sizeof(Memory) + 1024) * kBlocksPerSm <= kMaxSharedBytes + 1024);
+
+  // A unit of a block.
+  struct Work {
+    Unit unit;
+    int32_t index, number;  // among all units, and among the block's
+    bool is_staged;         // the state comes through shared memory
+  };
+  // The tokens that are staged at a time.
+  struct TokenRange {
+    int32_t first, count;
+  };
+  // The memory of a block, and its places from unit to unit.
+  struct Stages {
+    Memory& shared;
+    int tokens = 0;      // place of the next tokens
+    uint32_t phase = 0;  // parity of the next state
+  };
+
+  __device__ static int32_t units_of(const Params& params) {
+    return params.requests * params.heads * params.tiles;
+  }
+  __device__ static int lane_column() {
+    return static_cast<int>(threadIdx.x) % Shape::kRowLanes * 4;
+  }
+  // Returns the first of a thread's rows in a unit; the others follow at intervals of kStep.
+  __device__ static int lane_row() {
+    const auto thread = static_cast<int>(threadIdx.x);
+    return thread / 32 * (Shape::kStep * Shape::kRows) + thread % 32 / Shape::kRowLanes;
+  }
+  // Returns the row whose sum and value the thread has.
+  __device__ static int own_row() {
+    return lane_row() + static_cast<int>(threadIdx.x) % Shape::kRows * Shape::kStep;
+  }
+
+  // Calls body(row, index of its first value of the thread in a unit).
+  template <typename Body>
+  __device__ static void for_rows(Rows& rows, Body body) {
+#pragma unroll
+    for (int r = 0; r < Shape::kRows; ++r) {
+      body(rows[r], (lane_row() + r * Shape::kStep) * Shape::kColumns + lane_column());
+    }
+  }
+  __device__ static void load_rows(Rows& rows, const void* from) {
+    for_rows(rows, [&](Values& row, int at) {
+      row.template load_as<Shape::kState>(static_cast<const unsigned char*>(from) +
+                                          at * type_bytes(Shape::kState));
+    });
+  }
+  __device__ static void clear_rows(Rows& rows) {
+#pragma unroll
+    for (int r = 0; r < Shape::kRows; ++r) rows[r].clear();
+  }
+  __device__ static unsigned char* slot_at(const Params& params, const Unit& unit, int32_t slot) {
+    return static_cast<unsigned char*>(params.state) +
+           unit.state_at(params, slot) * type_bytes(Shape::kState);
+  }
+  __device__ static void store_rows(const Params& params, const Unit& unit, int32_t slot,
+                                    Rows& rows) {
+    unsigned char* const to = slot_at(params, unit, slot);
+    for_rows(rows, [&](Values& row, int at) {
+      row.template stream_as<Shape::kState>(to + at * type_bytes(Shape::kState));
+    });
+  }
+
+  // Starts the copy of the plan of a unit's request.
+  __device__ static void start_plan(const Params& params, int32_t index, RequestTokens& to) {
+    if (threadIdx.x != 0) return;
+    const int32_t request = Unit::request_of(params, index);
+    copy_async(&to.span, params.plan.spans + request, sizeof(StateSpan));
+    if (params.plan.drafts) copy_async(&to.drafts, params.plan.drafts + request, sizeof(DraftSpan));
+  }
+  __device__ static void start_state(const Params& params, const Unit& unit, Memory& shared) {
+    if (threadIdx.x != 0 || !unit.has_state()) return;
+    shared.full.arrive_expecting(sizeof(shared.state));
+    load_bytes(shared.state, slot_at(params, unit, unit.tokens.span.slot), sizeof(shared.state),
+               shared.full);
+  }
+  // Starts the copies of up to kTile tokens from `first` on. A warp takes a token.
+  __device__ static void start_tokens(const Params& params, const Unit& unit, int32_t first,
+                                      Staged& to) {
+    if (!unit.runs()) return;
+    static_assert(Shape::kColumns == 32 * 4);
+    const auto lane = static_cast<int32_t>(threadIdx.x % 32);
+    const int32_t count = min(Shape::kTile, unit.tokens.span.end - first);
+#pragma unroll 1
+    for (int32_t t = static_cast<int32_t>(threadIdx.x) / 32; t < count; t += Shape::kWarps) {
+      const TokenPlace<Shape> from(params, unit, unit.tokens, unit.row, first + t);
+      copy_async(&to.in[t][lane * 4], from.in + lane * 4, 16);
+      copy_async(&to.out[t][lane * 4], from.out + lane * 4, 16);
+      if constexpr (Staged::kHasDecays) {
+        copy_async(&to.decays[t][lane * 4], from.log_decay + lane * 4, 16);
+      }
+      if (lane * 4 < Shape::kBlockRows) {
+        copy_async(&to.values[t][lane * 4], from.values + lane * 4, 16);
+      }
+      if (lane != 31) continue;
+      if constexpr (!Staged::kHasDecays) copy_word_async(&to.log_decay[t], from.log_decay, 4);
+      if constexpr (Shape::kKind != lightning) copy_word_async(&to.strength[t], from.strength, 4);
+    }
+  }
+
+  // Keeps the unit's part of the vectors and gates of a draft, which eight lanes have. Units of a
+  // head share its gates, heads of a group share keys: the first one keeps these.
+  __device__ static void keep_vectors(const Params& params, const Unit& unit, int32_t token,
+                                      const Vectors& vectors, float log_decay, float strength) {
+    if (unit.row > 0) return;
+    const RequestTokens& tokens = unit.tokens;
+    float* const row =
+        tokens.kept_row(params, tokens.drafts.replayed + token - tokens.first_draft());
+    if (params.keeps_mixed && unit.head == unit.key_head * params.key_group) {
+      vectors.in.template store_as<f32>(row + params.in_at + unit.key_head * Shape::kColumns +
+                                        lane_column());
+    }
+    if constexpr (Shape::kKind == lightning) return;
+    float* const decays = row + TokenPlace<Shape>::decays_at(params, unit);
+    if constexpr (Staged::kHasDecays) {
+      vectors.decays.template store_as<f32>(decays + lane_column());
+    } else if (lane_column() == 0) {
+      *decays = log_decay;
+    }
+    if (lane_column() == 0) row[params.kept.betas_at + unit.head] = strength;
+  }
+  __device__ static void keep_values(const Params& params, const Unit& unit, TokenRange range,
+                                     const Staged& staged) {
+    const auto [first, count] = range;
+    constexpr int kFours = Shape::kBlockRows / 4;
+    const RequestTokens& tokens = unit.tokens;
+    const int32_t draft = max(tokens.first_draft() - first, 0);
+#pragma unroll 1
+    for (int32_t i = static_cast<int32_t>(threadIdx.x) + draft * kFours; i < count * kFours;
+         i += kThreads) {
+      const int32_t t = i / kFours, at = i % kFours * 4;
+      float* const row =
+          tokens.kept_row(params, tokens.drafts.replayed + first + t - tokens.first_draft());
+      *reinterpret_cast<float4*>(row + params.values_at + unit.head * params.rows + unit.row + at) =
+          *reinterpret_cast<const float4*>(&staged.values[t][at]);
+    }
+  }
+
+  __device__ static void load_vectors(const Staged& staged, int32_t t, Vectors& vectors) {
+    vectors.in.load(staged.in[t] + lane_column());
+    if constexpr (Staged::kHasDecays) vectors.decays.load(staged.decays[t] + lane_column());
+  }
+
+  // Finds the factors of staged tokens, replaces log decays of columns by decays, and keeps drafts.
+  __device__ static void prepare(const Params& params, const Unit& unit, TokenRange range,
+                                 Memory& shared, Staged& staged) {
+    const auto [first, count] = range;
+    const int32_t group = static_cast<int32_t>(threadIdx.x) / Shape::kRowLanes;
+    const int32_t t = group < Shape::kTile ? group : 0;
+    Vectors vectors;
+    load_vectors(staged, t, vectors);
+    vectors.out.load(staged.out[t] + lane_column());
+    const float log_decay = Staged::kHasDecays ? 0.0f : staged.log_decay[t];
+    const float strength = Shape::kKind == lightning ? 1.0f : staged.strength[t];
+    const bool is_draft = unit.tokens.drafts.drafts > 0 && first + t >= unit.tokens.first_draft();
+    if (group < count && is_draft) {
+      keep_vectors(params, unit, first + t, vectors, log_decay, strength);
+    }
+    vectors.exponentiate();
+    const TokenFactors factors = Step::factors_of(params, vectors, log_decay, strength);
+    if (unit.tokens.drafts.drafts > 0 && params.keeps_mixed) {
+      keep_values(params, unit, range, staged);
+    }
+    if (group >= count) return;
+    if constexpr (Staged::kHasDecays) {
+      vectors.decays.template store_as<f32>(staged.decays[t] + lane_column());
+    }
+    if (lane_column() == 0) shared.factors[t] = factors;
+  }
+
+  // Stores the state where a snapshot is asked for, and in its slot before drafts. -1: not.
+  __device__ static void store_in(const Params& params, const Unit& unit, int32_t slot,
+                                  int32_t snapshot, Rows& rows) {
+#pragma unroll 1
+    while (slot >= 0 || snapshot >= 0) {
+      if (slot >= 0) store_rows(params, unit, slot, rows);
+      slot = snapshot;
+      snapshot = -1;
+    }
+  }
+
+  // Returns where the thread's result of a token goes.
+  __device__ static float* result_at(const Params& params, const Unit& unit, int32_t token) {
+    return params.result + token * params.result_stride +
+           static_cast<int64_t>(unit.head) * params.rows + unit.row + own_row();
+  }
+  // True for lanes from kRows to 2 * kRows - 1 of a row's eight.
+  __device__ static bool has_result() {
+    return static_cast<int>(threadIdx.x % Shape::kRowLanes) / Shape::kRows == 1;
+  }
+
+  // The sums of a token's result are exchanged together with those of the next token's update.
+  __device__ static void run_tokens(const Params& params, const Unit& unit, TokenRange range,
+                                    const Memory& shared, const Staged& staged, Rows& rows) {
+    const auto [first, count] = range;
+    const RequestTokens& tokens = unit.tokens;
+    const int32_t replayed = tokens.drafts.replayed > 0 ? tokens.span.begin - first : 0;
+    const int32_t last = tokens.drafts.drafts > 0 ? tokens.first_draft() - 1 - first : -1;
+    const int32_t* const snapshots = params.plan.snapshot_slots;
+    float* result = result_at(params, unit, first - 1);  // the place of the token before
+    float reads[Shape::kRows] = {}, out_factor = 0, value = 0;
+#pragma unroll 1
+    for (int32_t t = 0; t < count; ++t, result += params.result_stride) {
+      const TokenFactors factors = shared.factors[t];
+      const float value_before = value;
+      value = staged.values[t][own_row()];
+      Vectors vectors;
+      load_vectors(staged, t, vectors);
+      const float read = Step::update_by_own(rows, vectors, factors, value, reads);
+      if (t > replayed && t > 0 && has_result()) {
+        *result = Step::result_of(params, unit.head, out_factor, value_before, read);
+      }
+      if (t >= replayed) {
+        vectors.out.load(staged.out[t] + lane_column());
+        out_factor = factors.out;
+#pragma unroll
+        for (int r = 0; r < Shape::kRows; ++r) reads[r] = rows[r].partial_dot(vectors.out);
+      }
+#pragma unroll
+      for (int r = 0; r < Shape::kRows; ++r) rows[r].template round<Shape::kState>();
+      const int32_t snapshot = snapshots && t >= replayed ? snapshots[first + t] : -1;
+      if (t == last || snapshot >= 0) {
+        store_in(params, unit, t == last ? tokens.span.slot : -1, snapshot, rows);
+      }
+    }
+    if (count <= max(replayed, 0)) return;
+    const float read = own_sum_over_lanes<Shape>(reads);
+    if (has_result()) *result = Step::result_of(params, unit.head, out_factor, value, read);
+  }
+
+  // Starts the copies for the block's next unit, whose plan has arrived.
+  __device__ static void start_next(const Params& params, const Work& work, Stages& stages) {
+    const auto step = static_cast<int32_t>(gridDim.x);
+    const int32_t next = work.index + step, units = units_of(params);
+    if (next >= units) return;
+    RequestTokens* const plans = stages.shared.plans;
+    const Unit unit(params, next, plans[(work.number + 1) % 2]);
+    start_state(params, unit, stages.shared);
+    start_tokens(params, unit, unit.tokens.begin(), stages.shared.tokens[stages.tokens]);
+    if (next + step < units) start_plan(params, next + step, plans[work.number % 2]);
+  }
+
+  // Takes the state of a unit from shared memory.
+  __device__ static void take_state(const Unit& unit, Stages& stages, Rows& rows) {
+    if (!unit.has_state()) return clear_rows(rows);
+    stages.shared.full.wait(stages.phase);
+    stages.phase ^= 1;
+    load_rows(rows, stages.shared.state);
+  }
+
+  // Computes a unit whose first tokens are on their way.
+  __device__ static void run_unit(const Params& params, const Work& work, Stages& stages,
+                                  Rows& rows) {
+    Memory& shared = stages.shared;
+    const Unit& unit = work.unit;
+    const RequestTokens& tokens = unit.tokens;
+    const int32_t end = unit.runs() ? tokens.span.end : tokens.begin();
+    int32_t first = tokens.begin();
+    do {
+      wait_copies<0>();
+      __syncthreads();
+      if (first == tokens.begin() && work.is_staged) take_state(unit, stages, rows);
+      Staged& staged = shared.tokens[stages.tokens];
+      const TokenRange range = {first, min(Shape::kTile, end - first)};
+      prepare(params, unit, range, shared, staged);
+      __syncthreads();
+      stages.tokens ^= 1;
+      if (first + Shape::kTile < end) {
+        start_tokens(params, unit, first + Shape::kTile, shared.tokens[stages.tokens]);
+      } else {
+        start_next(params, work, stages);
+      }
+      commit_copies();
+      // Without a token before the drafts, the state stays. A new one is written once.
+      const bool is_new = tokens.span.from_zero && tokens.first_draft() == tokens.span.begin;
+      if (is_new && first == tokens.begin() && end > first) {
+        store_rows(params, unit, tokens.span.slot, rows);
+      }
+      run_tokens(params, unit, range, shared, staged, rows);
+      first += Shape::kTile;
+    } while (first < end);
+    finish_unit(params, unit, rows);
+  }
+
+  __device__ static void finish_unit(const Params& params, const Unit& unit, Rows& rows) {
+    const StateSpan& span = unit.tokens.span;
+    if (unit.runs()) {
+      if (unit.tokens.drafts.drafts == 0) store_rows(params, unit, span.slot, rows);
+      return;
+    }
+    if (span.in_chunks) return;
+    if (!has_result()) return;
+    for (int32_t token = span.begin; token < span.end; ++token) {
+      *result_at(params, unit, token) = 0;
+    }
+  }
+
+  __device__ static void run(const Params& params) {
+    extern __shared__ __align__(128) char dynamic_shared[];
+    auto& shared = *reinterpret_cast<Memory*>(dynamic_shared);
+    if (threadIdx.x == 0) {
+      shared.full.init(1);
+      fence_barrier_init();
+      if (!params.plan.drafts) shared.plans[0].drafts = shared.plans[1].drafts = {};
+    }
+    if (!params.state_is_ready) wait_for_previous_kernel();
+    const int32_t units = units_of(params);
+    const auto step = static_cast<int32_t>(gridDim.x);
+    auto index = static_cast<int32_t>(blockIdx.x);
+    const int32_t request = Unit::request_of(params, index);
+    RequestTokens plan = {params.plan.spans[request]};
+    if (params.plan.drafts) plan.drafts = params.plan.drafts[request];
+    // The first state takes the shortest way.
+    Rows rows;
+    const Unit unit(params, index, plan);
+    if (unit.has_state()) {
+      load_rows(rows, slot_at(params, unit, unit.tokens.span.slot));
+    } else {
+      clear_rows(rows);
+    }
+    if (params.state_is_ready) wait_for_previous_kernel();
+    allow_next_kernel();
+    if (index + step < units) start_plan(params, index + step, shared.plans[1]);
+    start_tokens(params, unit, unit.tokens.begin(), shared.tokens[0]);
+    commit_copies();
+    Stages stages = {shared};
+    run_unit(params, {unit, index, 0, false}, stages, rows);
+#pragma unroll 1
+    for (int32_t number = 1; (index += step) < units; ++number) {
+      const Unit next(params, index, shared.plans[number % 2]);
+      run_unit(params, {next, index, number, true}, stages, rows);
+    }
+  }
+};
+
+template <Recurrence kKind, int kColumns, Type kState, int kRows>
+using Config = RecurrentDrafts<DraftsShape<kKind, kColumns, kState, kRows>>;
+
+}  // namespace fovea::kernels::cuda
