@@ -107,7 +107,8 @@ inline std::unique_ptr<Engine> tight_engine(const std::string& model, Passes pas
   options.batch_invariant = batch_invariant;
   const bool runner_draws = passes == Passes::drawn || passes == Passes::eagle_drawn;
   if (has_states(model)) {
-    options.kv_memory_bytes = verifies(passes) ? 4'000'000 : 2'100'000;
+    // With drafts there are pages for all requests, which must leave slots to snapshots.
+    options.kv_memory_bytes = verifies(passes) ? 5'500'000 : 2'100'000;
     return load_engine(options, {}, runner_draws);
   }
   size_t low = size_t{64} << 10, high = options.kv_memory_bytes;
