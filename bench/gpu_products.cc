@@ -63,15 +63,28 @@ class ProductBench {
       result.difference = difference(
           output([&](int32_t turn, Stream to) { skinny_.run(skinny(result, turn), to); }), want);
     }
-    if (narrow_.serves(skinny(result, 0))) {
-      const auto narrow = [&](int32_t turn, Stream to) { narrow_.run(skinny(result, turn), to); };
-      result.narrow_seconds = time(narrow);
-      result.difference = difference(output(narrow), want);
-    }
+    time_narrow(want, result);
     return result;
   }
 
  private:
+  // Measures the divisions of narrow products. The difference is the largest one.
+  void time_narrow(const std::vector<float>& want, ProductResult& result) {
+    const bool is_served = narrow_.computes(skinny(result, 0));
+    for (const cuda::NarrowProducts::Division& division : cuda::NarrowProducts::kDivisions) {
+      result.division_seconds.emplace_back();
+      if (!is_served) continue;
+      const auto multiply = [&](int32_t turn, Stream to) {
+        narrow_.run(skinny(result, turn), division, to);
+      };
+      result.difference = std::max(result.difference, difference(output(multiply), want));
+      result.division_seconds.back() = time(multiply);
+    }
+    if (!is_served) return;
+    result.narrow_seconds =
+        time([&](int32_t turn, Stream to) { narrow_.run(skinny(result, turn), to); });
+  }
+
   Stream stream() const { return stream_.get(); }
   double time(const GpuWork& work) const {
     return time_on_gpu(work, sets_, PowerState::burst, stream()).seconds;
@@ -145,7 +158,7 @@ std::optional<double> best_seconds(const ProductResult& result) {
     if (seconds && (!best || *seconds < *best)) best = seconds;
   };
   std::ranges::for_each(result.variant_seconds, add);
-  add(result.narrow_seconds);
+  std::ranges::for_each(result.division_seconds, add);
   return best;
 }
 
@@ -155,6 +168,7 @@ std::vector<std::string> cells(const ProductResult& result) {
                                   std::to_string(result.rows), microseconds(result.floor_seconds),
                                   microseconds(result.cublaslt_seconds)};
   for (const auto& seconds : result.variant_seconds) row.push_back(microseconds(seconds));
+  for (const auto& seconds : result.division_seconds) row.push_back(microseconds(seconds));
   row.push_back(microseconds(result.narrow_seconds));
   row.push_back(fmt::format("{:.3f}", result.floor_seconds / best_seconds(result).value_or(1)));
   row.push_back(fmt::format("{:.1e}", result.difference));
@@ -165,6 +179,9 @@ std::vector<std::string> header_cells() {
   std::vector<std::string> row = {"n", "k", "rows", "floor_us", "cublaslt_us"};
   for (const std::string_view stages : cuda::SkinnyProducts::kStages) {
     row.push_back(fmt::format("{}_stages_us", stages));
+  }
+  for (const cuda::NarrowProducts::Division& division : cuda::NarrowProducts::kDivisions) {
+    row.push_back(fmt::format("narrow_{}_{}_us", division.groups, division.splits));
   }
   row.push_back("narrow_us");
   row.push_back("best_share");

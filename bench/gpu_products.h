@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products of a few rows with the matrices of a model: the time of cuBLASLt, of each variant of
-// portable/skinny_gemm, of sm90/narrow_gemm, and of reading the matrix.
+// portable/skinny_gemm, of each division of sm90/narrow_gemm, and of reading the matrix.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,10 @@ struct ProductResult {
   std::optional<double> cublaslt_seconds;
   // By SkinnyProducts::kStages; null: too many rows.
   std::vector<std::optional<double>> variant_seconds;
+  // By NarrowProducts::kDivisions; null: narrow products do not compute such a product.
+  std::vector<std::optional<double>> division_seconds;
   std::optional<double> narrow_seconds;  // as run() divides it
-  double difference = 0;                 // between run()'s output and cuBLASLt's, relative, 2-norm
+  double difference = 0;                 // from cuBLASLt's output, relative, 2-norm, the largest
 };
 
 // Measures every shape with every number of rows. Matrices rotate over more memory than caches

@@ -75,14 +75,14 @@ TEST_F(SentProducts, OfAFewRows) {
   }
 }
 
-// Narrow products, whose tiles may be shared by two blocks.
-TEST_F(SentProducts, OfUpTo64Rows) {
+// Narrow products, whose tiles several blocks may share.
+TEST_F(SentProducts, OfUpTo128Rows) {
   if (context->info().sm != gpu::kHopper) GTEST_SKIP() << "the GPU is not sm_90";
   const NarrowProducts products(context->info().sm, *store);
-  for (const int32_t rows : {9, 50, 64}) {
+  for (const int32_t rows : {9, 50, 64, 119}) {
     for (const NarrowProducts::Division& division : NarrowProducts::kDivisions) {
       check(rows, [&](const SkinnyGemmParams& params) {
-        ASSERT_TRUE(products.serves(params));
+        ASSERT_TRUE(products.computes(params));
         products.run(params, division, nullptr);
         gpu::synchronize(nullptr);
       });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parameters of products of 9 to 64 rows on Hopper, read by host and device code alike.
+// Parameters of products of 9 to 128 rows on Hopper, read by host and device code alike.
 #pragma once
 
 #include "kernels/cuda/common/skinny_gemm_params.h"
@@ -17,6 +17,7 @@ struct alignas(64) NarrowGemmParams {
   int32_t splits;
 };
 
-constexpr int kNarrowDepth = 128;  // k is a multiple of it
+constexpr int kNarrowDepth = 128;    // k is a multiple of it
+constexpr int kMaxNarrowSplits = 3;  // blocks that share k
 
 }  // namespace fovea::kernels::cuda

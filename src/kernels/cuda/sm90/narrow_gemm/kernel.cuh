@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of 9 to 64 rows with a matrix, which read the matrix once at the rate of the memory.
+// Products of 9 to 128 rows with a matrix, which read the matrix once at the rate of the memory.
 //
-//   last warp   producer | weight | waits for the preceding kernel | x | weight, x of the next
-//   steps warpgroups  factors of a norm | weight x | the other block's sums | sums to shared memory
-//   | out
+//   last warp   producer | weight | waits for the preceding kernel | x | weight, x of later steps
+//   warpgroups  factors of a norm | weight x | sums of other blocks | sums to shared memory | out
 //
 // The weight is the left operand, 64 of its rows a warpgroup, and rows of x are the columns of the
-// instruction. The two blocks of a cluster share a tile's k: each sends the other the sums of half
-// of the rows. Copies of the weight begin before the preceding kernel has ended.
-// Barriers: full (producer and copies -> all), empty (warps -> producer), has_received (the other
-// block -> all).
+// instruction. The blocks of a cluster share a tile's k: each sends the others the sums of the rows
+// that they store. Copies of the weight begin before the preceding kernel has ended.
+// Barriers: weight_full, x_full (producer and copies -> all), empty (warps -> producer, a box of x
+// and at the end of a step the weight), has_received (other blocks -> all), and the cluster's: all
+// have made their barriers; all may receive.
 #pragma once
 
 #include "kernels/cuda/sm90/narrow_gemm/epilogue.cuh"
@@ -32,40 +32,31 @@ struct NarrowGemm {
                                                  const Part& part) {
     const Producer<kRows, kGroups> producer{params, shared, part};
     if (threadIdx.x % 32 == 0) {
-      for (int i = 0; i < Shape::kStages; ++i) {
-        shared.full[i].init(1);
-        shared.empty[i].init(kGroups * 4);
-      }
+      for (auto& barrier : shared.weight_full) barrier.init(1);
+      for (auto& barrier : shared.x_full) barrier.init(1);
+      for (auto& barrier : shared.empty) barrier.init(kGroups * 4);
       shared.has_received.init(1);
       fence_barrier_init();
-      if (params.splits > 1) shared.has_received.arrive_expecting(Shape::kReceivedBytes);
       producer.load_early();
     }
     __syncthreads();
-    if (params.splits > 1) cluster_arrive();
     wait_and_allow_next();
     if (threadIdx.x % 32 == 0) producer.load_others();
     __syncwarp();
-    if (params.splits > 1) cluster_wait();
+    if (params.splits == 1) return;
+    cluster_arrive();
+    cluster_wait();
   }
 
   __device__ __forceinline__ static void consume(const Params& params, SharedMemory& shared,
                                                  const Part& part, int group) {
     Epilogue<kRows, kGroups> epilogue{params, shared, part};
     __syncthreads();
-    if (params.splits > 1) cluster_arrive();
     wait_and_allow_next();
     epilogue.find_factors();
-    if (params.splits > 1) cluster_wait();  // the other block has made its barriers
     float sums[kRows / 2];
     multiply<kRows, kGroups>(shared, part, group, sums);
-    epilogue.load_early();
-    if constexpr (Shape::kReceived > 0) {
-      if (params.splits > 1) epilogue.exchange(sums);
-    }
-    named_barrier_wait(consumers, Shape::kConsumers);  // all have read their stages
-    epilogue.store_sums(group, sums);
-    named_barrier_wait(consumers, Shape::kConsumers);
+    epilogue.gather_sums(group, sums);
     epilogue.store_all();
   }
 

@@ -18,8 +18,11 @@ constexpr uint32_t kGroup = 8;         // rows of the weight that stay together
 
 uint64_t bytes(int64_t elements) { return static_cast<uint64_t>(elements) * sizeof(uint16_t); }
 
+int32_t weight_rows(const SkinnyGemmParams& params) {
+  return params.up_offset > 0 ? 2 * params.n : params.n;
+}
 int32_t tiles_of(const SkinnyGemmParams& params, int32_t groups) {
-  return ceil_div(params.up_offset > 0 ? 2 * params.n : params.n, groups * kGroupColumns);
+  return ceil_div(weight_rows(params), groups * kGroupColumns);
 }
 
 // Returns how many adjacent rows of the weight are in a box, which n is a multiple of.
@@ -62,21 +65,27 @@ NarrowProducts::NarrowProducts(int sm, gpu::KernelStore& store) {
   }
 }
 
-// Tiles of the weight are whole groups of rows. Threads add four places to the stream at once.
-bool NarrowProducts::serves(const SkinnyGemmParams& params) const {
+// Tiles of the weight are whole groups of rows. Threads store four outputs at once.
+bool NarrowProducts::computes(const SkinnyGemmParams& params) const {
   const auto is_aligned = [](const void* address, uintptr_t alignment) {
     return reinterpret_cast<uintptr_t>(address) % alignment == 0;
   };
   constexpr int32_t kElements = 8;  // copies need rows aligned to 16 bytes
-  const bool fits_stream = is_aligned(params.stream, 16) && is_aligned(params.norm.weight, 16) &&
-                           is_aligned(params.bias, 16) && is_aligned(params.out, 8) &&
-                           params.out_stride % 4 == 0;
+  const uintptr_t four_outputs = params.out_is_f32 != 0 ? 16 : 8;
+  const uintptr_t four_biases = params.out_is_f32 != 0 || params.stream != nullptr ? 16 : 8;
   return !kernels_.empty() && params.rows >= kMinRows && params.rows <= kMaxRows && params.n >= 1 &&
          params.n % static_cast<int32_t>(rows_together(params)) == 0 && params.k >= kNarrowDepth &&
          params.k % kNarrowDepth == 0 && is_aligned(params.x, 16) &&
          is_aligned(params.weight, 16) && params.x_stride % kElements == 0 &&
-         params.weight_stride % kElements == 0 && (params.stream == nullptr || fits_stream) &&
-         is_aligned(params.in_squares, 16);
+         params.weight_stride % kElements == 0 && is_aligned(params.out, four_outputs) &&
+         params.out_stride % 4 == 0 && params.up_offset % 4 == 0 &&
+         is_aligned(params.bias, four_biases) && is_aligned(params.stream, 16) &&
+         is_aligned(params.norm.weight, 16) && is_aligned(params.in_squares, 16);
+}
+
+bool NarrowProducts::serves(const SkinnyGemmParams& params) const {
+  return computes(params) && (params.rows <= kMaxRowsOfSmallWeights ||
+                              int64_t{weight_rows(params)} * params.k >= kMinLargeWeight);
 }
 
 size_t NarrowProducts::row_tile_of(int32_t rows) {
@@ -85,15 +94,22 @@ size_t NarrowProducts::row_tile_of(int32_t rows) {
   return static_cast<size_t>(found - kRowTiles.begin());
 }
 
-// Takes the division in which a multiprocessor reads the fewest bytes of the weight and of x. A
-// multiprocessor has one block at a time.
+// Takes the division in which a multiprocessor moves the fewest bytes into and out of its shared
+// memory. A multiprocessor has one block at a time. Where all of them have one, the next product
+// cannot begin early.
 NarrowProducts::Division NarrowProducts::division_of(const SkinnyGemmParams& params) {
   constexpr int64_t kMultiprocessors = 132;
+  constexpr int64_t kMaxWithRoom = 110;  // with more blocks, the next product waits for them
+  constexpr int64_t kLateStart = 1000;   // as long as moving so many rows of a step
   const int64_t rows = kRowTiles[row_tile_of(params.rows)];
   const auto cost = [&](const Division& division) {
+    const int64_t groups = division.groups;
     const int64_t blocks = int64_t{tiles_of(params, division.groups)} * division.splits;
     const int64_t steps = ceil_div(int64_t{params.k} / kNarrowDepth, int64_t{division.splits});
-    return ceil_div(blocks, kMultiprocessors) * (division.groups * kGroupColumns + rows) * steps;
+    const int64_t copied = groups * kGroupColumns + rows;
+    const int64_t multiplied = groups * (kGroupColumns + rows);
+    return ceil_div(blocks, kMultiprocessors) * steps * (copied + multiplied) +
+           (blocks > kMaxWithRoom ? kLateStart : 0);
   };
   return *std::ranges::min_element(kDivisions, {}, cost);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The producer: one thread copies tiles of the weight and of x into the ring.
+// The producer: one thread copies tiles of the weight and of x into their rings.
 #pragma once
 
 #include "kernels/cuda/sm90/narrow_gemm/config.cuh"
@@ -13,41 +13,42 @@ struct Producer {
   typename Shape::SharedMemory& shared;
   const Part& part;
 
-  __device__ __forceinline__ int early_steps() const { return min(part.steps, Shape::kStages); }
-
   // The weight is read once, so its lines leave the L2 cache first.
-  __device__ __forceinline__ void copy_weight(int stage, int i) const {
-    shared.full[stage].arrive_expecting(sizeof(typename Shape::Stage));
+  __device__ __forceinline__ void copy_weight(int i) const {
+    TransactionBarrier& full = shared.weight_full[i % Shape::kStages];
+    auto& weight = shared.stages.weight[part.place_of(i, Shape::kStages)];
+    full.arrive_expecting(sizeof(weight));
 #pragma unroll
     for (int box = 0; box < kStageBoxes; ++box) {
-      load_box(shared.stages[stage].weight[box], params.weight, shared.full[stage], kEvictFirst,
-               part.depth_of(i) + box * kBoxDepth, 0, 0, part.tile * (Shape::kColumns / 16));
+      load_box(weight[box], params.weight, full, kEvictFirst, part.depth_of(i * kStageBoxes + box),
+               0, 0, part.tile * (Shape::kColumns / 16));
     }
   }
-  __device__ __forceinline__ void copy_x(int stage, int i) const {
-#pragma unroll
-    for (int box = 0; box < kStageBoxes; ++box) {
-      load_box(shared.stages[stage].x[box], params.x, shared.full[stage],
-               part.depth_of(i) + box * kBoxDepth, 0);
-    }
+  __device__ __forceinline__ void copy_x(int box) const {
+    TransactionBarrier& full = shared.x_full[box % Shape::kBoxes];
+    auto& x = shared.stages.x[box % Shape::kBoxes];
+    full.arrive_expecting(sizeof(x));
+    load_box(x, params.x, full, part.depth_of(box), 0);
   }
 
   // Fills the ring with the weight, which no kernel writes.
   __device__ __forceinline__ void load_early() const {
 #pragma unroll 1
-    for (int i = 0; i < early_steps(); ++i) copy_weight(i, i);
+    for (int i = 0; i < min(part.steps, Shape::kStages); ++i) copy_weight(i);
   }
-  // Called after the preceding kernel has ended.
+  // Called after the preceding kernel has ended. A box of x that is given back is the last of its
+  // step if its number is odd, and gives back the weight as well.
   __device__ __forceinline__ void load_others() const {
-    const int early = early_steps();
+    const int boxes = part.steps * kStageBoxes;
 #pragma unroll 1
-    for (int i = 0; i < early; ++i) copy_x(i, i);
-    auto ring = Ring<Shape::kStages>::at(early);
+    for (int box = 0; box < min(boxes, Shape::kBoxes); ++box) copy_x(box);
+    Ring<Shape::kBoxes> ring;
 #pragma unroll 1
-    for (int i = early; i < part.steps; ++i, ring.advance()) {
-      shared.empty[ring.stage].wait(ring.phase ^ 1);
-      copy_weight(ring.stage, i);
-      copy_x(ring.stage, i);
+    for (int box = 0; box + Shape::kBoxes < boxes; ++box, ring.advance()) {
+      shared.empty[ring.stage].wait(ring.phase);
+      copy_x(box + Shape::kBoxes);
+      const int next = box / kStageBoxes + Shape::kStages;
+      if (box % kStageBoxes == kStageBoxes - 1 && next < part.steps) copy_weight(next);
     }
   }
 };
