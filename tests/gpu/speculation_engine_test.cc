@@ -168,8 +168,8 @@ TEST_P(GpuSpeculation, ReplayedAndEnqueuedStepsAreBitwiseEqual) {
   }
 }
 
-// Returns options whose pools hold 1.3 times the longest request.
-EngineOptions tight(EngineOptions options) {
+// Returns options whose pools have `factor` times the bytes of the longest request.
+EngineOptions tight(EngineOptions options, double factor) {
   options.page_size = churn::kPageSize;
   options.max_context = churn::kContext;
   options.max_requests = 4;
@@ -185,7 +185,7 @@ EngineOptions tight(EngineOptions options) {
     }
     (fits ? high : low) = options.kv_memory_bytes;
   }
-  options.kv_memory_bytes = high * 13 / 10;
+  options.kv_memory_bytes = static_cast<size_t>(static_cast<double>(high) * factor);
   return options;
 }
 
@@ -195,8 +195,10 @@ void GpuSpeculation::expect_churn(const std::string& speculate) {
   EngineOptions roomy = options_for(model());
   roomy.prefix_cache = false;
   const std::unique_ptr<Engine> cold = Engine::load(roomy);
+  // A request has one state, and its prefix cache takes three more.
+  const double factor = churn::has_states(model()) ? 5 : 1.3;
   const std::unique_ptr<Engine> engine =
-      Engine::load(tight(drafting(options_for(model()), speculate, 5)));
+      Engine::load(tight(drafting(options_for(model()), speculate, 5), factor));
   std::mt19937 random(11);
   std::map<int64_t, std::vector<int32_t>> wanted, seen;
   int added = 0, compared = 0;
