@@ -10,11 +10,16 @@
 namespace fovea::kernels::cpu::amx {
 namespace {
 
-constexpr int kRows = 16, kRowBytes = 64;
+constexpr int kTiles = 8, kRows = 16, kMaxRowBytes = 64;
 
 struct EmulatedTiles {
-  static void configure() { std::memset(registers, 0xff, sizeof(registers)); }  // NaN
-  static void release() { configure(); }
+  static void configure(int words) {
+    std::memset(registers, 0xff, sizeof(registers));  // NaN
+    for (int tile = 0; tile < kTiles; ++tile) {
+      row_bytes[tile] = tile == 4 || tile == 5 ? kMaxRowBytes : 4 * words;
+    }
+  }
+  static void release() { configure(0); }
   template <int tile>
   static void zero() {
     std::memset(registers[tile], 0, sizeof(registers[tile]));
@@ -22,18 +27,22 @@ struct EmulatedTiles {
   template <int tile>
   static void load(const void* from, int64_t stride) {
     for (int row = 0; row < kRows; ++row) {
-      std::memcpy(registers[tile][row], static_cast<const char*>(from) + row * stride, kRowBytes);
+      std::memcpy(registers[tile][row], static_cast<const char*>(from) + row * stride,
+                  static_cast<size_t>(row_bytes[tile]));
     }
   }
   template <int tile>
-  static void store(float* to) {
-    std::memcpy(to, registers[tile], sizeof(registers[tile]));
+  static void store(float* to, int64_t stride) {
+    for (int row = 0; row < kRows; ++row) {
+      std::memcpy(reinterpret_cast<char*>(to) + row * stride, registers[tile][row],
+                  static_cast<size_t>(row_bytes[tile]));
+    }
   }
   template <int to, int a, int b>
   static void add_product() {
     for (int i = 0; i < kRows; ++i) {
       for (int k = 0; k < kRows; ++k) {
-        for (int j = 0; j < kRows; ++j) {
+        for (int j = 0; j < row_bytes[to] / 4; ++j) {
           float sum = 0;
           std::memcpy(&sum, registers[to][i] + 4 * j, sizeof(sum));
           sum += value(a, i, 2 * k) * value(b, k, 2 * j);
@@ -54,10 +63,12 @@ struct EmulatedTiles {
     return result;
   }
 
-  static thread_local unsigned char registers[8][kRows][kRowBytes];
+  static thread_local unsigned char registers[kTiles][kRows][kMaxRowBytes];
+  static thread_local int row_bytes[kTiles];
 };
 
-thread_local unsigned char EmulatedTiles::registers[8][kRows][kRowBytes];
+thread_local unsigned char EmulatedTiles::registers[kTiles][kRows][kMaxRowBytes];
+thread_local int EmulatedTiles::row_bytes[kTiles];
 
 }  // namespace
 

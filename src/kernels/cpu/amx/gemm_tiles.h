@@ -8,12 +8,14 @@
 //   stack a tile of results   16 weights x 16 rows; two by two of them share their operands
 //
 // The order of an element's sum depends on k alone: blocks of gemm_depth(), steps of 32, parts from
-// the largest to the smallest. So rows have the same bits in any batch.
+// the largest to the smallest. So rows have the same bits in any batch. A task of one row has tiles
+// of one column, which are packed and added without a transposition.
 #pragma once
 
 #include <immintrin.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 
 #include "kernels/cpu/simd/gemm.h"
@@ -24,7 +26,8 @@ namespace fovea::kernels::cpu::amx {
 inline constexpr int32_t kTileRows = 16;  // rows of x or of the weight
 inline constexpr int32_t kTileDepth = 32;
 inline constexpr int32_t kParts = 3;
-inline constexpr int32_t kTileWords = kTileRows * kTileDepth / 2;
+inline constexpr int32_t kTilePairs = kTileDepth / 2;
+inline constexpr int32_t kTileWords = kTilePairs * kTileRows;
 inline constexpr int32_t kPanelWords = kGemmDepth / kTileDepth * kParts * kTileWords;
 // Weights are prefetched so many values of k ahead where few rows use them.
 inline constexpr int32_t kAhead = 4 * kTileDepth;
@@ -116,6 +119,24 @@ inline void pack(const float* x, int64_t stride, int32_t rows, int32_t depth, ui
   }
 }
 
+// Packs one row of x alone: [step][part][pair].
+inline void pack_row(const float* x, int32_t depth, uint32_t* panel) {
+  alignas(64) static constexpr auto kUpperHalves = [] {
+    std::array<uint16_t, kTileDepth> index{};
+    for (size_t i = 0; i < index.size(); ++i) index[i] = static_cast<uint16_t>(2 * i + 1);
+    return index;
+  }();
+  const __m512i upper_halves = _mm512_load_si512(kUpperHalves.data());
+  for (int32_t k = 0; k < depth; k += kTileDepth) {
+    __m512i low[kParts], high[kParts];
+    cut(_mm512_maskz_loadu_ps(first_lanes(depth - k), x + k), low);
+    cut(_mm512_maskz_loadu_ps(first_lanes(depth - k - 16), x + k + 16), high);
+    for (int part = 0; part < kParts; ++part, panel += kTilePairs) {
+      _mm512_store_si512(panel, _mm512_permutex2var_epi16(low[part], upper_halves, high[part]));
+    }
+  }
+}
+
 // Adds a tile of results, [weight][row], to the output.
 inline void add_results(const float* tile, int32_t rows, int32_t columns, float* out,
                         int64_t stride) {
@@ -130,8 +151,15 @@ inline void add_results(const float* tile, int32_t rows, int32_t columns, float*
   }
 }
 
-// A task at one block of k.
-template <class Tiles>
+// Adds a tile of results of one row.
+inline void add_row(const float* tile, int32_t columns, float* out) {
+  const __mmask16 lanes = first_lanes(columns);
+  const __m512 before = _mm512_maskz_loadu_ps(lanes, out);
+  _mm512_mask_storeu_ps(out, lanes, _mm512_add_ps(before, _mm512_load_ps(tile)));
+}
+
+// A task at one block of k. A tile of x has `width` rows: 1 if the task has one row, else 16.
+template <class Tiles, int32_t width>
 struct TileGemm {
   const GemmParams& params;
   int32_t n_end;
@@ -184,8 +212,8 @@ struct TileGemm {
       load_weights<4>(n, k + step);
       if (second) load_weights<5>(n + kTileRows, k + step);
       if (!two_blocks) prefetch_weights(n, step);
-      for (int part = 0; part < kParts; ++part, panel += kTileWords) {
-        Tiles::template load<6>(panel, 64);
+      for (int part = 0; part < kParts; ++part, panel += kTilePairs * width) {
+        Tiles::template load<6>(panel, 4 * width);
         Tiles::template add_product<0, 4, 6>();
         if (second) Tiles::template add_product<1, 5, 6>();
         if constexpr (two_blocks) {
@@ -201,16 +229,21 @@ struct TileGemm {
   void add_tile(int32_t row, int32_t row_end, int32_t n) const {
     if (row >= row_end || n >= n_end) return;
     alignas(64) float results[kTileRows * kTileRows];
-    Tiles::template store<tile>(results);
-    add_results(results, row_end - row, n_end - n, params.out + row * params.out_stride + n,
-                params.out_stride);
+    Tiles::template store<tile>(results, 4 * width);
+    float* const out = params.out + row * params.out_stride + n;
+    if constexpr (width == 1) return add_row(results, n_end - n, out);
+    add_results(results, row_end - row, n_end - n, out, params.out_stride);
   }
 
   // Adds the products of rows [row, row_end), at most 32, with weights from n_begin on.
   void run(int32_t row, int32_t row_end, int32_t n_begin, uint32_t* panel) const {
     const float* const x = params.x + row * params.x_stride + k;
     const int32_t rows = row_end - row;
-    pack(x, params.x_stride, std::min(rows, kTileRows), depth, panel);
+    if constexpr (width == 1) {
+      pack_row(x, depth, panel);
+    } else {
+      pack(x, params.x_stride, std::min(rows, kTileRows), depth, panel);
+    }
     if (rows > kTileRows) {
       pack(x + kTileRows * params.x_stride, params.x_stride, rows - kTileRows, depth,
            panel + kPanelWords);
@@ -225,6 +258,19 @@ struct TileGemm {
   }
 };
 
+template <class Tiles, int32_t width>
+void multiply_rows(const GemmParams& params, const GemmRange& range) {
+  alignas(64) uint32_t panel[2 * kPanelWords];
+  Tiles::configure(width);
+  for (int32_t k = 0, step = gemm_depth(params.k); k < params.k; k += step) {
+    const TileGemm<Tiles, width> block{params, range.n_end, k, std::min(step, params.k - k)};
+    for (int32_t row = range.row_begin; row < range.row_end; row += 2 * kTileRows) {
+      block.run(row, std::min(row + 2 * kTileRows, range.row_end), range.n_begin, panel);
+    }
+  }
+  Tiles::release();
+}
+
 template <class Tiles>
 void multiply(const GemmParams& params, const GemmRange& range) {
   for (int32_t row = range.row_begin; row < range.row_end; ++row) {
@@ -233,15 +279,8 @@ void multiply(const GemmParams& params, const GemmRange& range) {
       out[n] = params.bias != nullptr ? params.bias[n] : 0.0f;
     }
   }
-  alignas(64) uint32_t panel[2 * kPanelWords];
-  Tiles::configure();
-  for (int32_t k = 0, step = gemm_depth(params.k); k < params.k; k += step) {
-    const TileGemm<Tiles> block{params, range.n_end, k, std::min(step, params.k - k)};
-    for (int32_t row = range.row_begin; row < range.row_end; row += 2 * kTileRows) {
-      block.run(row, std::min(row + 2 * kTileRows, range.row_end), range.n_begin, panel);
-    }
-  }
-  Tiles::release();
+  const bool one = range.row_end - range.row_begin == 1;
+  one ? multiply_rows<Tiles, 1>(params, range) : multiply_rows<Tiles, kTileRows>(params, range);
 }
 
 }  // namespace fovea::kernels::cpu::amx
