@@ -225,7 +225,7 @@ struct GroupSelection {
   // layers can be captured.
   std::string why_no_graphs;
 
-  // Returns the most of the group's backends, which share it.
+  // Returns the maximum over the group's backends, which share the workspace.
   size_t workspace_bytes() const;
 };
 

@@ -6,6 +6,10 @@
 namespace fovea {
 namespace {
 
+// A node's slot and number, in DraftRows::on_device_.
+constexpr size_t kSlotBytes = sizeof(int64_t);
+constexpr size_t kNodeBytes = kSlotBytes + sizeof(int32_t);
+
 // Features as a cache of one layer, whose rows are wide heads.
 class FeaturePool final : public KvPool {
  public:
@@ -58,7 +62,7 @@ DraftRows::DraftRows(const SpeculationLimits& limits, CacheSet& caches, Model& m
   slots_.reserve(nodes);
   nodes_.reserve(nodes);
   counts_.reserve(requests);
-  if (on_gpu) on_device_ = gpu::DeviceBuffer(nodes * 12 + requests * 4);
+  if (on_gpu) on_device_ = gpu::DeviceBuffer(nodes * kNodeBytes + requests * sizeof(int32_t));
 }
 
 void DraftRows::add(const CacheLease& lease, int32_t begin, std::span<const int32_t> nodes) {
@@ -89,8 +93,8 @@ void DraftRows::move() {
       array = reinterpret_cast<std::remove_reference_t<decltype(array)>>(to);
     };
     copy(slots, 0, slots_.size());
-    copy(nodes, slots_.size() * 8, nodes_.size());
-    copy(counts, slots_.size() * 12, counts_.size());
+    copy(nodes, slots_.size() * kSlotBytes, nodes_.size());
+    copy(counts, slots_.size() * kNodeBytes, counts_.size());
   }
   const size_t requests = counts_.size(), all = slots_.size();
   Drafts drafts;

@@ -21,13 +21,13 @@ double TreeDrafts::draft(std::span<Drafting> requests, int32_t branches) {
     }
     if (drafting.wanted == 0) continue;
     const int32_t text = drafting.text_length() - drafting.computed();
-    const int32_t most = std::min(max_tokens, std::max(text, 1 + drafting.wanted));
-    if (needed + most > max_tokens) {
+    const int32_t room = std::min(max_tokens, std::max(text, 1 + drafting.wanted));
+    if (needed + room > max_tokens) {
       grow(requests.subspan(first, i - first));
       first = i;
       needed = 0;
     }
-    needed += most;
+    needed += room;
   }
   grow(requests.subspan(first));
   return device_seconds_;

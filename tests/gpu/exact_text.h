@@ -48,6 +48,19 @@ class ExactText {
         << *want;
   }
 
+  // Expects the reference's texts of an engine, of all prompts together and of each alone.
+  void expect_reference(Engine& engine) {
+    const std::vector<ReferencePrompt> prompts = read_reference(model_);
+    std::vector<GenerateRequest> requests;
+    for (const ReferencePrompt& prompt : prompts) requests.push_back(greedy_request(prompt));
+    const std::vector<GenerateResult> batched = engine.generate(requests);
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      expect_greedy(prompts[i], batched[i].tokens, std::to_string(i) + " batched");
+      const GenerateResult alone = engine.generate({&requests[i], 1}).front();
+      expect_greedy(prompts[i], alone.tokens, std::to_string(i) + " alone");
+    }
+  }
+
  private:
   // Returns the logits of a text's last token from the fp32 engine.
   std::vector<float> last_logits(const std::vector<int32_t>& text) {

@@ -45,15 +45,7 @@ void expect_reference(const Case& given, RankProcesses& ranks) {
                                                      .processes = &ranks});
   EXPECT_NE(engine->explain().find("by writes into peers' memory"), std::string::npos)
       << engine->explain();
-  const std::vector<ReferencePrompt> prompts = read_reference(given.model);
-  std::vector<GenerateRequest> requests;
-  for (const ReferencePrompt& prompt : prompts) requests.push_back(greedy_request(prompt));
-  const std::vector<GenerateResult> batched = engine->generate(requests);
-  for (size_t i = 0; i < prompts.size(); ++i) {
-    exact.expect_greedy(prompts[i], batched[i].tokens, std::to_string(i) + " batched");
-    const GenerateResult alone = engine->generate({&requests[i], 1}).front();
-    exact.expect_greedy(prompts[i], alone.tokens, std::to_string(i) + " alone");
-  }
+  exact.expect_reference(*engine);
 }
 
 TEST(ProcessesWithGpus, ContinueTheReferencePrompts) {
