@@ -84,6 +84,11 @@ class Operation {
 
  protected:
   static constexpr int32_t kTokens = 200;
+
+  static std::vector<float> random_rows(int64_t rows, int64_t width, unsigned seed, float low,
+                                        float high) {
+    return random_values(static_cast<size_t>(rows * width), seed, low, high);
+  }
 };
 
 }  // namespace fovea::kernels

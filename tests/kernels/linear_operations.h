@@ -13,15 +13,54 @@
 
 namespace fovea::kernels {
 
-class Convolution : public Operation {
+// An operation by its two kernels. Subclasses give sizes and inputs.
+template <typename Params, auto kReference, auto kKernel>
+class KernelOperation : public Operation {
+ public:
+  void run_reference(const Batch& batch, int64_t first, float* states, float* out) const override {
+    ThreadPool threads(1);
+    kReference(params(batch, first, states, out), threads);
+  }
+  void run(const Batch& batch, int64_t first, float* states, float* out, int team,
+           cpu::Isa isa) const override {
+    ThreadPool threads(team);
+    kKernel(params(batch, first, states, out), threads, isa);
+  }
+
+ protected:
+  // Sizes, and inputs from row `first` on.
+  virtual Params inputs_from(int64_t first) const = 0;
+
+ private:
+  Params params(const Batch& batch, int64_t first, float* states, float* out) const {
+    Params params = inputs_from(first);
+    params.batch = batch.view();
+    params.state = states;
+    params.state_slot_stride = state_stride();
+    if constexpr (requires { params.y; }) {
+      params.y = out;
+      params.y_token_stride = out_size();
+    } else {
+      params.out = out;
+      params.out_token_stride = out_size();
+    }
+    return params;
+  }
+};
+
+inline void reference_conv(const CausalConvParams& params, ThreadPool&) {
+  reference::causal_conv(params);
+}
+
+class Convolution : public KernelOperation<CausalConvParams, reference_conv, cpu::causal_conv> {
  public:
   Convolution(int32_t dim, int32_t width, bool has_bias, bool plain = false)
       : dim_(dim),
         width_(width),
         plain_(plain),
-        x_(random_values(static_cast<size_t>(kTokens * dim), 5, -3, 3)),
-        weight_(random_values(static_cast<size_t>(dim * width), 6, -1, 1)),
-        bias_(random_values(has_bias ? static_cast<size_t>(dim) : 0, 7, -1, 1)) {}
+        x_(random_rows(kTokens, dim, 5, -3, 3)),
+        weight_(random_rows(dim, width, 6, -1, 1)),
+        bias_(random_rows(has_bias ? 1 : 0, dim, 7, -1, 1)) {}
 
   std::string name() const override {
     return "conv " + std::to_string(dim_) + " width " + std::to_string(width_);
@@ -29,27 +68,14 @@ class Convolution : public Operation {
   int64_t state_size() const override { return int64_t{dim_} * (width_ - 1); }
   int64_t out_size() const override { return dim_; }
   std::vector<std::vector<float>*> inputs() override { return {&x_, &weight_, &bias_}; }
-  void run_reference(const Batch& batch, int64_t first, float* states, float* out) const override {
-    reference::causal_conv(params(batch, first, states, out));
-  }
-  void run(const Batch& batch, int64_t first, float* states, float* out, int team,
-           cpu::Isa isa) const override {
-    ThreadPool threads(team);
-    cpu::causal_conv(params(batch, first, states, out), threads, isa);
-  }
 
  private:
-  CausalConvParams params(const Batch& batch, int64_t first, float* states, float* out) const {
+  CausalConvParams inputs_from(int64_t first) const override {
     CausalConvParams params;
-    params.batch = batch.view();
     params.x = x_.data() + first * dim_;
     params.weight = weight_.data();
     params.bias = bias_.empty() ? nullptr : bias_.data();
-    params.state = states;
-    params.state_slot_stride = state_stride();
     params.plain = plain_;
-    params.y = out;
-    params.y_token_stride = dim_;
     params.dim = dim_;
     params.width = width_;
     return params;
@@ -60,156 +86,134 @@ class Convolution : public Operation {
   std::vector<float> x_, weight_, bias_;
 };
 
-class DeltaNet : public Operation {
+struct HeadSizes {
+  int32_t key_heads, value_heads, key_dim, value_dim;
+};
+
+// Recurrences whose heads have a state of key_dim x value_dim.
+template <typename Params, auto kReference, auto kKernel>
+class HeadStates : public KernelOperation<Params, kReference, kKernel> {
  public:
-  DeltaNet(int32_t key_heads, int32_t value_heads, int32_t key_dim, int32_t value_dim,
-           bool in_chunks = false)
-      : in_chunks_(in_chunks),
-        key_heads_(key_heads),
-        value_heads_(value_heads),
-        key_dim_(key_dim),
-        value_dim_(value_dim),
-        qkv_(random_values(static_cast<size_t>(kTokens * row()), 8, -1, 1)),
-        log_decay_(random_values(static_cast<size_t>(kTokens * value_heads), 9, -2, 0)),
-        beta_(random_values(static_cast<size_t>(kTokens * value_heads), 10, 0, 1)) {}
+  HeadStates(const char* kind, const HeadSizes& sizes, unsigned seed)
+      : kind_(kind),
+        sizes_(sizes),
+        qkv_(Operation::random_rows(Operation::kTokens, row(), seed, -1, 1)) {}
 
   std::string name() const override {
-    return "delta net " + std::to_string(key_dim_) + " x " + std::to_string(value_dim_) +
-           (in_chunks_ ? " in chunks" : "");
+    return kind_ + " " + std::to_string(sizes_.key_dim) + " x " + std::to_string(sizes_.value_dim) +
+           (this->in_chunks() ? " in chunks" : "");
   }
-  bool in_chunks() const override { return in_chunks_; }
-  int64_t state_size() const override { return int64_t{value_heads_} * value_dim_ * key_dim_; }
-  int64_t out_size() const override { return value_heads_ * value_dim_; }
-  std::vector<std::vector<float>*> inputs() override { return {&qkv_, &log_decay_, &beta_}; }
-  void run_reference(const Batch& batch, int64_t first, float* states, float* out) const override {
-    ThreadPool threads(1);
-    reference::gated_delta_net(params(batch, first, states, out), threads);
+  int64_t state_size() const override { return out_size() * sizes_.key_dim; }
+  int64_t out_size() const override { return int64_t{sizes_.value_heads} * sizes_.value_dim; }
+
+ protected:
+  Params inputs_from(int64_t first) const override {
+    Params params;
+    params.qkv = qkv_.data() + first * row();
+    params.key_heads = sizes_.key_heads;
+    params.value_heads = sizes_.value_heads;
+    params.key_dim = sizes_.key_dim;
+    params.value_dim = sizes_.value_dim;
+    params.scale = 0.25f;
+    return params;
   }
-  void run(const Batch& batch, int64_t first, float* states, float* out, int team,
-           cpu::Isa isa) const override {
-    ThreadPool threads(team);
-    cpu::gated_delta_net(params(batch, first, states, out), threads, isa);
-  }
+  std::vector<float>& qkv() { return qkv_; }
 
  private:
-  int64_t row() const { return 2 * key_heads_ * key_dim_ + value_heads_ * value_dim_; }
+  int64_t row() const { return int64_t{2} * sizes_.key_heads * sizes_.key_dim + out_size(); }
 
-  GatedDeltaNetParams params(const Batch& batch, int64_t first, float* states, float* out) const {
-    GatedDeltaNetParams params;
-    params.batch = batch.view();
-    params.qkv = qkv_.data() + first * row();
+  std::string kind_;
+  HeadSizes sizes_;
+  std::vector<float> qkv_;
+};
+
+class DeltaNet
+    : public HeadStates<GatedDeltaNetParams, reference::gated_delta_net, cpu::gated_delta_net> {
+ public:
+  explicit DeltaNet(const HeadSizes& sizes, bool in_chunks = false)
+      : HeadStates("delta net", sizes, 8),
+        in_chunks_(in_chunks),
+        value_heads_(sizes.value_heads),
+        log_decay_(random_rows(kTokens, value_heads_, 9, -2, 0)),
+        beta_(random_rows(kTokens, value_heads_, 10, 0, 1)) {}
+
+  bool in_chunks() const override { return in_chunks_; }
+  std::vector<std::vector<float>*> inputs() override { return {&qkv(), &log_decay_, &beta_}; }
+
+ private:
+  GatedDeltaNetParams inputs_from(int64_t first) const override {
+    GatedDeltaNetParams params = HeadStates::inputs_from(first);
     params.log_decay = log_decay_.data() + first * value_heads_;
     params.beta = beta_.data() + first * value_heads_;
-    params.state = states;
-    params.state_slot_stride = state_stride();
-    params.out = out;
-    params.out_token_stride = out_size();
-    params.key_heads = key_heads_;
-    params.value_heads = value_heads_;
-    params.key_dim = key_dim_;
-    params.value_dim = value_dim_;
-    params.scale = 0.25f;
     params.l2_normalise_qk = true;
     params.in_chunks = in_chunks_;
     return params;
   }
 
   bool in_chunks_;
-  int32_t key_heads_, value_heads_, key_dim_, value_dim_;
-  std::vector<float> qkv_, log_decay_, beta_;
+  int32_t value_heads_;
+  std::vector<float> log_decay_, beta_;
 };
 
-// KDA, or lightning attention with `fixed` decays.
-class Channelwise : public Operation {
+class Kda : public HeadStates<KdaParams, reference::kda, cpu::kda> {
  public:
-  Channelwise(int32_t key_heads, int32_t value_heads, int32_t key_dim, int32_t value_dim,
-              bool fixed, bool in_chunks = false)
-      : fixed_(fixed),
-        in_chunks_(in_chunks),
-        key_heads_(key_heads),
-        value_heads_(value_heads),
-        key_dim_(key_dim),
-        value_dim_(value_dim),
-        qkv_(random_values(static_cast<size_t>(kTokens * row()), 15, -1, 1)),
-        log_decay_(random_values(
-            static_cast<size_t>(fixed ? value_heads : kTokens * value_heads * key_dim), 16, -2,
-            fixed ? -0.05f : 0)),
-        beta_(random_values(fixed ? 0 : static_cast<size_t>(kTokens * value_heads), 17, 0, 1)) {}
+  explicit Kda(const HeadSizes& sizes)
+      : HeadStates("kda", sizes, 15),
+        value_heads_(sizes.value_heads),
+        decays_(value_heads_ * sizes.key_dim),
+        log_decay_(random_rows(kTokens, decays_, 16, -2, 0)),
+        beta_(random_rows(kTokens, value_heads_, 17, 0, 1)) {}
 
-  std::string name() const override {
-    return (fixed_ ? "lightning " : "kda ") + std::to_string(key_dim_) + " x " +
-           std::to_string(value_dim_) + (in_chunks_ ? " in chunks" : "");
-  }
-  bool in_chunks() const override { return in_chunks_; }
-  int64_t state_size() const override { return int64_t{value_heads_} * value_dim_ * key_dim_; }
-  int64_t out_size() const override { return value_heads_ * value_dim_; }
-  std::vector<std::vector<float>*> inputs() override {
-    if (fixed_) return {&qkv_, &log_decay_};
-    return {&qkv_, &log_decay_, &beta_};
-  }
-  void run_reference(const Batch& batch, int64_t first, float* states, float* out) const override {
-    ThreadPool threads(1);
-    if (fixed_) {
-      reference::lightning(params<LightningParams>(batch, first, states, out), threads);
-    } else {
-      reference::kda(kda_params(batch, first, states, out), threads);
-    }
-  }
-  void run(const Batch& batch, int64_t first, float* states, float* out, int team,
-           cpu::Isa isa) const override {
-    ThreadPool threads(team);
-    if (!fixed_) return cpu::kda(kda_params(batch, first, states, out), threads, isa);
-    auto lightning = params<LightningParams>(batch, first, states, out);
-    lightning.in_chunks = in_chunks_;
-    cpu::lightning(lightning, threads, isa);
-  }
+  std::vector<std::vector<float>*> inputs() override { return {&qkv(), &log_decay_, &beta_}; }
 
  private:
-  int64_t row() const { return 2 * key_heads_ * key_dim_ + value_heads_ * value_dim_; }
-
-  KdaParams kda_params(const Batch& batch, int64_t first, float* states, float* out) const {
-    auto kda = params<KdaParams>(batch, first, states, out);
-    kda.log_decay += first * value_heads_ * key_dim_;
-    kda.beta = beta_.data() + first * value_heads_;
-    kda.l2_normalise_qk = true;
-    return kda;
-  }
-
-  template <typename Params>
-  Params params(const Batch& batch, int64_t first, float* states, float* out) const {
-    Params params;
-    params.batch = batch.view();
-    params.qkv = qkv_.data() + first * row();
-    params.log_decay = log_decay_.data();
-    params.state = states;
-    params.state_slot_stride = state_stride();
-    params.out = out;
-    params.out_token_stride = out_size();
-    params.key_heads = key_heads_;
-    params.value_heads = value_heads_;
-    params.key_dim = key_dim_;
-    params.value_dim = value_dim_;
-    params.scale = 0.25f;
+  KdaParams inputs_from(int64_t first) const override {
+    KdaParams params = HeadStates::inputs_from(first);
+    params.log_decay = log_decay_.data() + first * decays_;
+    params.beta = beta_.data() + first * value_heads_;
+    params.l2_normalise_qk = true;
     return params;
   }
 
-  bool fixed_, in_chunks_;
-  int32_t key_heads_, value_heads_, key_dim_, value_dim_;
-  std::vector<float> qkv_, log_decay_, beta_;
+  int32_t value_heads_, decays_;
+  std::vector<float> log_decay_, beta_;
 };
 
-class Mamba : public Operation {
+class Lightning : public HeadStates<LightningParams, reference::lightning, cpu::lightning> {
  public:
-  Mamba(int32_t heads, int32_t groups, int32_t head_dim, int32_t state_dim, bool in_chunks = false)
+  explicit Lightning(const HeadSizes& sizes, bool in_chunks = false)
+      : HeadStates("lightning", sizes, 15),
+        in_chunks_(in_chunks),
+        log_decay_(random_rows(1, sizes.value_heads, 16, -2, -0.05f)) {}
+
+  bool in_chunks() const override { return in_chunks_; }
+  std::vector<std::vector<float>*> inputs() override { return {&qkv(), &log_decay_}; }
+
+ private:
+  LightningParams inputs_from(int64_t first) const override {
+    LightningParams params = HeadStates::inputs_from(first);
+    params.log_decay = log_decay_.data();
+    params.in_chunks = in_chunks_;
+    return params;
+  }
+
+  bool in_chunks_;
+  std::vector<float> log_decay_;
+};
+
+// Has no skip connection with one group.
+class Mamba2 : public KernelOperation<Mamba2Params, reference::mamba2, cpu::mamba2> {
+ public:
+  Mamba2(int32_t heads, int32_t groups, int32_t head_dim, int32_t state_dim, bool in_chunks = false)
       : in_chunks_(in_chunks),
         heads_(heads),
         groups_(groups),
         head_dim_(head_dim),
         state_dim_(state_dim),
-        xbc_(random_values(static_cast<size_t>(kTokens * row()), 11, -1, 1)),
-        log_decay_(random_values(static_cast<size_t>(kTokens * heads), 12, -2, 0)),
-        dt_(random_values(static_cast<size_t>(kTokens * heads), 13, 0, 1)),
-        skip_(random_values(static_cast<size_t>(heads), 14, -1, 1)) {}
+        xbc_(random_rows(kTokens, row(), 11, -1, 1)),
+        log_decay_(random_rows(kTokens, heads, 12, -2, 0)),
+        dt_(random_rows(kTokens, heads, 13, 0, 1)),
+        skip_(random_rows(groups == 1 ? 0 : 1, heads, 14, -1, 1)) {}
 
   std::string name() const override {
     return "mamba2 " + std::to_string(head_dim_) + " x " + std::to_string(state_dim_) +
@@ -217,35 +221,18 @@ class Mamba : public Operation {
   }
   bool in_chunks() const override { return in_chunks_; }
   int64_t state_size() const override { return int64_t{heads_} * head_dim_ * state_dim_; }
-  int64_t out_size() const override { return heads_ * head_dim_; }
-  std::vector<std::vector<float>*> inputs() override {
-    if (groups_ == 1) return {&xbc_, &log_decay_, &dt_};
-    return {&xbc_, &log_decay_, &dt_, &skip_};
-  }
-  void run_reference(const Batch& batch, int64_t first, float* states, float* out) const override {
-    ThreadPool threads(1);
-    reference::mamba2(params(batch, first, states, out), threads);
-  }
-  void run(const Batch& batch, int64_t first, float* states, float* out, int team,
-           cpu::Isa isa) const override {
-    ThreadPool threads(team);
-    cpu::mamba2(params(batch, first, states, out), threads, isa);
-  }
+  int64_t out_size() const override { return int64_t{heads_} * head_dim_; }
+  std::vector<std::vector<float>*> inputs() override { return {&xbc_, &log_decay_, &dt_, &skip_}; }
 
  private:
-  int64_t row() const { return heads_ * head_dim_ + 2 * groups_ * state_dim_; }
+  int64_t row() const { return out_size() + int64_t{2} * groups_ * state_dim_; }
 
-  Mamba2Params params(const Batch& batch, int64_t first, float* states, float* out) const {
+  Mamba2Params inputs_from(int64_t first) const override {
     Mamba2Params params;
-    params.batch = batch.view();
     params.xbc = xbc_.data() + first * row();
     params.log_decay = log_decay_.data() + first * heads_;
     params.dt = dt_.data() + first * heads_;
-    params.skip = groups_ == 1 ? nullptr : skip_.data();
-    params.state = states;
-    params.state_slot_stride = state_stride();
-    params.out = out;
-    params.out_token_stride = out_size();
+    params.skip = skip_.empty() ? nullptr : skip_.data();
     params.heads = heads_;
     params.groups = groups_;
     params.head_dim = head_dim_;
@@ -259,50 +246,34 @@ class Mamba : public Operation {
   std::vector<float> xbc_, log_decay_, dt_, skip_;
 };
 
-class Scan : public Operation {
+// Has no skip connection with several groups.
+class Mamba1 : public KernelOperation<Mamba1Params, reference::mamba1, cpu::mamba1> {
  public:
-  Scan(int32_t channels, int32_t groups, int32_t state_dim)
+  Mamba1(int32_t channels, int32_t groups, int32_t state_dim)
       : channels_(channels),
         groups_(groups),
         state_dim_(state_dim),
-        xbc_(random_values(static_cast<size_t>(kTokens * row()), 18, -1, 1)),
-        a_(random_values(static_cast<size_t>(channels * state_dim), 19, -4, 0)),
-        dt_(random_values(static_cast<size_t>(kTokens * channels), 20, 0, 1)),
-        skip_(random_values(static_cast<size_t>(channels), 21, -1, 1)) {}
+        xbc_(random_rows(kTokens, row(), 18, -1, 1)),
+        a_(random_rows(channels, state_dim, 19, -4, 0)),
+        dt_(random_rows(kTokens, channels, 20, 0, 1)),
+        skip_(random_rows(groups > 1 ? 0 : 1, channels, 21, -1, 1)) {}
 
   std::string name() const override {
     return "mamba1 " + std::to_string(channels_) + " x " + std::to_string(state_dim_);
   }
   int64_t state_size() const override { return int64_t{channels_} * state_dim_; }
   int64_t out_size() const override { return channels_; }
-  std::vector<std::vector<float>*> inputs() override {
-    if (groups_ > 1) return {&xbc_, &a_, &dt_};
-    return {&xbc_, &a_, &dt_, &skip_};
-  }
-  void run_reference(const Batch& batch, int64_t first, float* states, float* out) const override {
-    ThreadPool threads(1);
-    reference::mamba1(params(batch, first, states, out), threads);
-  }
-  void run(const Batch& batch, int64_t first, float* states, float* out, int team,
-           cpu::Isa isa) const override {
-    ThreadPool threads(team);
-    cpu::mamba1(params(batch, first, states, out), threads, isa);
-  }
+  std::vector<std::vector<float>*> inputs() override { return {&xbc_, &a_, &dt_, &skip_}; }
 
  private:
-  int64_t row() const { return channels_ + 2 * groups_ * state_dim_; }
+  int64_t row() const { return channels_ + int64_t{2} * groups_ * state_dim_; }
 
-  Mamba1Params params(const Batch& batch, int64_t first, float* states, float* out) const {
+  Mamba1Params inputs_from(int64_t first) const override {
     Mamba1Params params;
-    params.batch = batch.view();
     params.xbc = xbc_.data() + first * row();
     params.a = a_.data();
     params.dt = dt_.data() + first * channels_;
-    params.skip = groups_ > 1 ? nullptr : skip_.data();
-    params.state = states;
-    params.state_slot_stride = state_stride();
-    params.out = out;
-    params.out_token_stride = out_size();
+    params.skip = skip_.empty() ? nullptr : skip_.data();
     params.channels = channels_;
     params.groups = groups_;
     params.state_dim = state_dim_;
@@ -320,24 +291,24 @@ inline std::vector<std::unique_ptr<Operation>> operations() {
   list.push_back(std::make_unique<Convolution>(33, 1, true));
   list.push_back(std::make_unique<Convolution>(64, 9, false));
   list.push_back(std::make_unique<Convolution>(37, 3, true, true));
-  list.push_back(std::make_unique<Scan>(67, 1, 16));
-  list.push_back(std::make_unique<Scan>(44, 2, 21));
-  list.push_back(std::make_unique<DeltaNet>(2, 4, 64, 64));
-  list.push_back(std::make_unique<DeltaNet>(1, 3, 37, 13));
-  list.push_back(std::make_unique<DeltaNet>(1, 1, 128, 128));
-  list.push_back(std::make_unique<Mamba>(4, 2, 32, 48));
-  list.push_back(std::make_unique<Mamba>(3, 1, 5, 19));
-  list.push_back(std::make_unique<Channelwise>(2, 4, 64, 24, false));
-  list.push_back(std::make_unique<Channelwise>(1, 2, 37, 13, false));
-  list.push_back(std::make_unique<Channelwise>(2, 2, 48, 64, true));
+  list.push_back(std::make_unique<Mamba1>(67, 1, 16));
+  list.push_back(std::make_unique<Mamba1>(44, 2, 21));
+  list.push_back(std::make_unique<DeltaNet>(HeadSizes{2, 4, 64, 64}));
+  list.push_back(std::make_unique<DeltaNet>(HeadSizes{1, 3, 37, 13}));
+  list.push_back(std::make_unique<DeltaNet>(HeadSizes{1, 1, 128, 128}));
+  list.push_back(std::make_unique<Mamba2>(4, 2, 32, 48));
+  list.push_back(std::make_unique<Mamba2>(3, 1, 5, 19));
+  list.push_back(std::make_unique<Kda>(HeadSizes{2, 4, 64, 24}));
+  list.push_back(std::make_unique<Kda>(HeadSizes{1, 2, 37, 13}));
+  list.push_back(std::make_unique<Lightning>(HeadSizes{2, 2, 48, 64}));
   // Panels that are full, cut by the end of a head, and cut by the end of a task.
-  list.push_back(std::make_unique<DeltaNet>(2, 4, 64, 64, true));
-  list.push_back(std::make_unique<DeltaNet>(1, 3, 37, 13, true));
-  list.push_back(std::make_unique<DeltaNet>(1, 1, 128, 128, true));
-  list.push_back(std::make_unique<DeltaNet>(1, 2, 256, 72, true));
-  list.push_back(std::make_unique<Mamba>(4, 2, 32, 48, true));
-  list.push_back(std::make_unique<Mamba>(3, 1, 5, 19, true));
-  list.push_back(std::make_unique<Channelwise>(1, 3, 24, 20, true, true));
+  list.push_back(std::make_unique<DeltaNet>(HeadSizes{2, 4, 64, 64}, true));
+  list.push_back(std::make_unique<DeltaNet>(HeadSizes{1, 3, 37, 13}, true));
+  list.push_back(std::make_unique<DeltaNet>(HeadSizes{1, 1, 128, 128}, true));
+  list.push_back(std::make_unique<DeltaNet>(HeadSizes{1, 2, 256, 72}, true));
+  list.push_back(std::make_unique<Mamba2>(4, 2, 32, 48, true));
+  list.push_back(std::make_unique<Mamba2>(3, 1, 5, 19, true));
+  list.push_back(std::make_unique<Lightning>(HeadSizes{1, 3, 24, 20}, true));
   return list;
 }
 

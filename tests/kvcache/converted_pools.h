@@ -98,38 +98,32 @@ class PoolBytes {
   }
 };
 
-class ConvertedPools {
+// Two pools of make_kv_pool() and the pages of a request in each: all but page 0 and the last one,
+// in another order.
+class PoolPair {
  public:
-  explicit ConvertedPools(const ConvertCase& c) {
-    KvCacheSpec spec = c.from;
-    from_ = make_kv_pool(spec, kTokens / spec.page_size + 3);
-    spec.page_size = c.to_page_size;
-    spec.order = c.to_order;
-    to_ = make_kv_pool(spec, kTokens / spec.page_size + 3);
-    from_pages_ = pages_of(*from_);
-    to_pages_ = pages_of(*to_);
-    std::mt19937 random(7);
-    for (int64_t slot = 0; slot < from_->pages() * from_->spec().page_size; ++slot) {
-      PoolBytes::for_rows(*from_, slot, [&](char* row, size_t count) {
-        for (size_t i = 0; i < count; ++i) row[i] = static_cast<char>(random() % 255 + 1);
-      });
-    }
-  }
+  PoolPair(const KvCacheSpec& from, const KvCacheSpec& to, int64_t tokens)
+      : from_(make_kv_pool(from, tokens / from.page_size + 3)),
+        to_(make_kv_pool(to, tokens / to.page_size + 3)),
+        from_pages_(pages_of(*from_)),
+        to_pages_(pages_of(*to_)) {}
 
   KvPool& from() const { return *from_; }
   KvPool& to() const { return *to_; }
   const std::vector<int64_t>& from_pages() const { return from_pages_; }
   const std::vector<int64_t>& to_pages() const { return to_pages_; }
 
-  // The pool was zero before.
-  void expect_moved(int64_t tokens) const {
+ protected:
+  // Calls expect_token(slot of `from`, slot of `to`) for the request's tokens. The other slots of
+  // `to` have their zeros.
+  template <typename Body>
+  void expect_tokens(int64_t tokens, const Body& expect_token) const {
     std::vector<bool> is_written(static_cast<size_t>(to_->pages() * to_->spec().page_size));
     for (int64_t token = 0; token < tokens; ++token) {
       const int64_t slot = slot_of(*to_, to_pages_, token);
       is_written[static_cast<size_t>(slot)] = true;
-      ASSERT_EQ(PoolBytes::of_token(*to_, slot),
-                PoolBytes::of_token(*from_, slot_of(*from_, from_pages_, token)))
-          << "token " << token;
+      expect_token(slot_of(*from_, from_pages_, token), slot);
+      if (testing::Test::HasFailure()) FAIL() << "token " << token;
     }
     for (size_t slot = 0; slot < is_written.size(); ++slot) {
       if (is_written[slot]) continue;
@@ -140,9 +134,6 @@ class ConvertedPools {
   }
 
  private:
-  static constexpr int64_t kTokens = 64;
-
-  // All pages but 0 and the last one, in another order.
   static std::vector<int64_t> pages_of(const KvPool& pool) {
     std::vector<int64_t> pages;
     for (int64_t page = pool.pages() - 2; page > 0; --page) pages.push_back(page);
@@ -155,6 +146,33 @@ class ConvertedPools {
 
   std::unique_ptr<KvPool> from_, to_;
   std::vector<int64_t> from_pages_, to_pages_;
+};
+
+// Pools of equal rows. The first one has random bytes.
+class ConvertedPools : public PoolPair {
+ public:
+  explicit ConvertedPools(const ConvertCase& c) : PoolPair(c.from, converted(c), 64) {
+    std::mt19937 random(7);
+    for (int64_t slot = 0; slot < from().pages() * from().spec().page_size; ++slot) {
+      PoolBytes::for_rows(from(), slot, [&](char* row, size_t count) {
+        for (size_t i = 0; i < count; ++i) row[i] = static_cast<char>(random() % 255 + 1);
+      });
+    }
+  }
+
+  void expect_moved(int64_t tokens) const {
+    expect_tokens(tokens, [&](int64_t from_slot, int64_t to_slot) {
+      EXPECT_EQ(PoolBytes::of_token(to(), to_slot), PoolBytes::of_token(from(), from_slot));
+    });
+  }
+
+ private:
+  static KvCacheSpec converted(const ConvertCase& c) {
+    KvCacheSpec spec = c.from;
+    spec.page_size = c.to_page_size;
+    spec.order = c.to_order;
+    return spec;
+  }
 };
 
 // Pools whose rows have other dtypes or scales.
@@ -216,46 +234,22 @@ inline std::vector<ValueCase> value_cases() {
           {"rows_to_latents", rows, mla, false}};
 }
 
-class ValuePools {
+class ValuePools : public PoolPair {
  public:
-  explicit ValuePools(const ValueCase& c)
-      : from_(make_kv_pool(c.from, kTokens / c.from.page_size + 3)),
-        to_(make_kv_pool(c.to, kTokens / c.to.page_size + 3)),
-        from_pages_(pages_of(*from_)),
-        to_pages_(pages_of(*to_)) {
-    fill();
-  }
-
-  KvPool& from() const { return *from_; }
-  KvPool& to() const { return *to_; }
-  const std::vector<int64_t>& from_pages() const { return from_pages_; }
-  const std::vector<int64_t>& to_pages() const { return to_pages_; }
+  explicit ValuePools(const ValueCase& c) : PoolPair(c.from, c.to, 304) { fill(); }
 
   // Every value differs from that of the sender by half of a unit in the last place, and nothing
   // else was written.
   void expect_rounded(int64_t tokens) const {
-    std::vector<bool> is_written(static_cast<size_t>(to_->pages() * to_->spec().page_size));
-    for (int64_t token = 0; token < tokens; ++token) {
-      const int64_t slot = slot_of(*to_, to_pages_, token);
-      is_written[static_cast<size_t>(slot)] = true;
+    expect_tokens(tokens, [&](int64_t from_slot, int64_t to_slot) {
       for_rows([&](int32_t layer, int32_t head, bool is_value) {
-        const std::vector<double> want =
-            row(*from_, {layer, slot_of(*from_, from_pages_, token), head, is_value});
-        expect_near(want, row(*to_, {layer, slot, head, is_value}));
+        expect_near(row(from(), {layer, from_slot, head, is_value}),
+                    row(to(), {layer, to_slot, head, is_value}));
       });
-      if (testing::Test::HasFailure()) return;
-    }
-    for (size_t slot = 0; slot < is_written.size(); ++slot) {
-      if (is_written[slot]) continue;
-      for (const char byte : PoolBytes::of_token(*to_, static_cast<int64_t>(slot))) {
-        ASSERT_EQ(byte, 0) << "slot " << slot;
-      }
-    }
+    });
   }
 
  private:
-  static constexpr int64_t kTokens = 304;
-
   struct RowPlace {
     int32_t layer;
     int64_t slot;
@@ -263,19 +257,9 @@ class ValuePools {
     bool is_value;
   };
 
-  static std::vector<int64_t> pages_of(const KvPool& pool) {
-    std::vector<int64_t> pages;
-    for (int64_t page = pool.pages() - 2; page > 0; --page) pages.push_back(page);
-    return pages;
-  }
-  static int64_t slot_of(const KvPool& pool, const std::vector<int64_t>& pages, int64_t token) {
-    const int64_t size = pool.spec().page_size;
-    return pages[static_cast<size_t>(token / size)] * size + token % size;
-  }
-
   template <typename Body>
   void for_rows(const Body& body) const {
-    const KvCacheSpec& spec = from_->spec();
+    const KvCacheSpec& spec = from().spec();
     for (int32_t layer = 0; layer < spec.layers; ++layer) {
       for (int32_t head = 0; head < spec.kv_heads; ++head) {
         body(layer, head, false);
@@ -288,8 +272,8 @@ class ValuePools {
   void fill() const {
     std::mt19937 random(7);
     std::normal_distribution<float> normal;
-    const KvCacheSpec& spec = from_->spec();
-    const int64_t slots = from_->pages() * spec.page_size;
+    const KvCacheSpec& spec = from().spec();
+    const int64_t slots = from().pages() * spec.page_size;
     std::vector<int64_t> all;
     for (int64_t slot = spec.page_size; slot < slots; ++slot) all.push_back(slot);
     const bool is_mha = spec.layout == KvLayout::mha;
@@ -307,7 +291,7 @@ class ValuePools {
       draw(keys, spec.head_dim);
       draw(values, spec.head_dim_v);
       kernels::KvWriteParams params;
-      params.cache = from_->layer(layer);
+      params.cache = from().layer(layer);
       params.slots = all.data();
       params.tokens = static_cast<int32_t>(all.size());
       params.kv_heads = spec.kv_heads;
@@ -355,7 +339,7 @@ class ValuePools {
   }
 
   void expect_near(const std::vector<double>& want, const std::vector<double>& got) const {
-    const KvCacheSpec& spec = to_->spec();
+    const KvCacheSpec& spec = to().spec();
     const bool is_joined = spec.layout == KvLayout::mla_fp8_rows;
     for (size_t i = 0; i < want.size(); ++i) {
       const bool is_rope = is_joined && i >= 512;
@@ -364,9 +348,9 @@ class ValuePools {
       if (spec.scale == KvScale::per_token_head || (is_joined && !is_rope)) {
         const size_t first = is_joined ? i / 128 * 128 : 0;
         const size_t end = is_joined ? first + 128 : want.size();
-        double most = 0;
-        for (size_t j = first; j < end; ++j) most = std::max(most, std::fabs(want[j]));
-        scale = most / unit.largest;
+        double largest = 0;
+        for (size_t j = first; j < end; ++j) largest = std::max(largest, std::fabs(want[j]));
+        scale = largest / unit.largest;
       }
       // Scales are f32.
       const double limit =
@@ -374,9 +358,6 @@ class ValuePools {
       ASSERT_NEAR(got[i], want[i], limit) << "value " << i;
     }
   }
-
-  std::unique_ptr<KvPool> from_, to_;
-  std::vector<int64_t> from_pages_, to_pages_;
 };
 
 }  // namespace fovea::test
