@@ -44,6 +44,28 @@ struct RmsNormParams {
 };
 void rms_norm(const RmsNormParams& params, ThreadPool& threads);
 
+// RMSNorm of x, or of x * silu(gate), in two steps, between which others add the squares of their
+// values: a row has `parts` times `dim` values, of which these are a part.
+struct DividedNormParams {
+  const float* x = nullptr;
+  int64_t x_row_stride = 0;
+  const float* gate = nullptr;  // null: none
+  int64_t gate_row_stride = 0;
+  float* out = nullptr;  // may be x
+  int64_t out_row_stride = 0;
+  float* squares = nullptr;       // [rows]
+  const float* weight = nullptr;  // [dim]
+  bool weight_plus_one = false;
+  float epsilon = 0;
+  int64_t rows = 0;
+  int32_t dim = 0;
+  int32_t parts = 1;
+};
+// Writes `squares`, the sums over the values that are here.
+void divided_norm_squares(const DividedNormParams& params, ThreadPool& threads);
+// Writes `out` from `squares`, the sums over all values of the rows.
+void divided_norm_scale(const DividedNormParams& params, ThreadPool& threads);
+
 enum class RopeScaling : uint8_t {
   none,
   linear,    // positions / factor

@@ -124,6 +124,8 @@ class CountingDevice final : public ModelDevice {
   void gated_norm(const GatedNorm&, HeadRows, HeadRows, HeadRows, int64_t, int32_t) override {
     refuse();
   }
+  void divided_norm_squares(const DividedNorm&) override { refuse(); }
+  void divided_norm_scale(const DividedNorm&) override { refuse(); }
   void moe_routing(const kernels::MoeRoutingParams&) override { refuse(); }
   void embedding(const kernels::EmbeddingParams&) override { refuse(); }
   void gather_rows(const kernels::ExpertRowsParams&) override { refuse(); }

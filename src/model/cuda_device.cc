@@ -39,6 +39,9 @@ class CudaDevice final : public ModelDevice {
   void gather(const void* send, void* receive, size_t bytes) override {
     if (!rehearses_) ranks_.communicator->all_gather(send, receive, bytes, stream());
   }
+  void sum_over_ranks(float* values, int64_t count) override {
+    if (!rehearses_) ModelDevice::sum_over_ranks(values, count);
+  }
   void rehearse(bool on) override {
     rehearses_ = on;
     if (context_links() != nullptr) context_links()->rehearse(on);
@@ -131,7 +134,19 @@ class CudaDevice final : public ModelDevice {
   }
   void softplus(float* x, int64_t count) override { kernels_.ops.softplus({x, count}, stream()); }
   void gated_norm(const GatedNorm& norm, HeadRows x, HeadRows gate, HeadRows out, int64_t rows,
-                  int32_t heads) override;
+                  int32_t heads) override {
+    cuda::GatedNormParams params = gated_norm_params(norm, x, gate, out, heads);
+    params.rows = static_cast<int32_t>(rows);
+    kernels_.ops.gated_norm(params, stream());
+  }
+  void divided_norm_squares(const DividedNorm& step) override {
+    cuda::DividedNormKernelParams params = to_kernel(step);
+    params.out = nullptr;
+    kernels_.ops.divided_norm(params, stream());
+  }
+  void divided_norm_scale(const DividedNorm& step) override {
+    kernels_.ops.divided_norm(to_kernel(step), stream());
+  }
   void moe_routing(const kernels::MoeRoutingParams& params) override {
     kernels_.ops.routing(to_kernel(params), stream());
   }
@@ -335,29 +350,6 @@ void CudaDevice::sigmoid_gate(HeadRows x, HeadRows gate, int64_t rows, int32_t h
   params.dim = dim;
   params.gate_dim = gate_dim;
   kernels_.ops.sigmoid_gate(params, stream());
-}
-
-void CudaDevice::gated_norm(const GatedNorm& norm, HeadRows x, HeadRows gate, HeadRows out,
-                            int64_t rows, int32_t heads) {
-  const int32_t dim = norm.dim(heads);
-  const cuda::GatedNormParams params{
-      .x = static_cast<const float*>(x.data),
-      .gate = static_cast<const float*>(gate.data),
-      .out = out.data,
-      .x_row_stride = x.token_stride,
-      .x_head_stride = x.head_stride,
-      .gate_row_stride = gate.token_stride,
-      .gate_head_stride = gate.head_stride,
-      .out_row_stride = out.token_stride,
-      .out_head_stride = out.head_stride,
-      .norm = weights_of(norm.norm),
-      .weight_head_stride = norm.has_weights_of_heads() ? dim : 0,
-      .gate_function = static_cast<cuda::GateFunction>(norm.gate),
-      .rows = static_cast<int32_t>(rows),
-      .heads = heads,
-      .dim = dim,
-  };
-  kernels_.ops.gated_norm(params, stream());
 }
 
 void CudaDevice::embedding(const kernels::EmbeddingParams& embedding) {

@@ -51,7 +51,12 @@ bool has_steps(const HeadSteps& steps);
 kernels::cuda::HeadsParams heads_params(const HeadSet& set, int64_t rows, int32_t dim,
                                         const int32_t* positions);
 
-// Describe the routing of experts, and the inputs of linear layers, to their kernels.
+// Describes the norm but for its rows.
+kernels::cuda::GatedNormParams gated_norm_params(const GatedNorm& norm, HeadRows x, HeadRows gate,
+                                                 HeadRows out, int32_t heads);
+
+// Describe divided norms, the routing of experts, and the inputs of linear layers to their kernels.
+kernels::cuda::DividedNormKernelParams to_kernel(const DividedNorm& step);
 kernels::cuda::RoutingParams to_kernel(const kernels::MoeRoutingParams& routing);
 kernels::cuda::DeltaInputsKernelParams to_kernel(const kernels::DeltaInputsParams& params);
 kernels::cuda::Mamba2InputsKernelParams to_kernel(const kernels::Mamba2InputsParams& params);

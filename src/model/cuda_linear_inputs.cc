@@ -47,4 +47,39 @@ cuda::KdaGatesKernelParams to_kernel(const kernels::KdaGatesParams& params) {
           .key_dim = params.key_dim};
 }
 
+cuda::GatedNormParams gated_norm_params(const GatedNorm& norm, HeadRows x, HeadRows gate,
+                                        HeadRows out, int32_t heads) {
+  const int32_t dim = norm.dim(heads);
+  return {.x = static_cast<const float*>(x.data),
+          .gate = static_cast<const float*>(gate.data),
+          .out = out.data,
+          .x_row_stride = x.token_stride,
+          .x_head_stride = x.head_stride,
+          .gate_row_stride = gate.token_stride,
+          .gate_head_stride = gate.head_stride,
+          .out_row_stride = out.token_stride,
+          .out_head_stride = out.head_stride,
+          .norm = weights_of(norm.norm),
+          .weight_head_stride = norm.has_weights_of_heads() ? dim : 0,
+          .gate_function = static_cast<cuda::GateFunction>(norm.gate),
+          .rows = 0,
+          .heads = heads,
+          .dim = dim};
+}
+
+cuda::DividedNormKernelParams to_kernel(const DividedNorm& step) {
+  return {.x = step.x.data,
+          .gate = step.gate.floats(),
+          .out = step.out.data,
+          .squares = step.squares,
+          .x_stride = step.x.stride,
+          .gate_stride = step.gate.stride,
+          .out_stride = step.out.stride,
+          .x_is_f32 = step.x.dtype == DType::f32,
+          .norm = weights_of(step.norm),
+          .rows = static_cast<int32_t>(step.rows),
+          .dim = step.norm.dim(),
+          .row_dim = step.norm.dim() * step.parts};
+}
+
 }  // namespace fovea

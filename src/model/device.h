@@ -76,6 +76,19 @@ struct GatedNorm {
   }
 };
 
+// RMSNorm of x, or of x * silu(gate), whose rows are divided among ranks: each has norm.dim() of
+// the `parts` times as many values of a row.
+struct DividedNorm {
+  Norm norm;
+  Rows x;
+  Rows gate;  // f32; without data there is none
+  Rows out;   // activations; may be x
+  // [rows], sums of squares of the values of this rank, later of all values.
+  float* squares = nullptr;
+  int64_t rows = 0;
+  int32_t parts = 1;
+};
+
 // Steps applied in place to the heads of q or k between projection and attention, in this order.
 struct HeadSteps {
   Norm norm;                        // normalises each head
@@ -178,6 +191,10 @@ class ModelDevice {
   // All ranks send `bytes` bytes, and receive those of all.
   virtual void gather(const void* send, void* receive, size_t bytes) {
     ranks()->all_gather(send, receive, bytes, stream());
+  }
+  // Replaces values by their sums over the ranks.
+  virtual void sum_over_ranks(float* values, int64_t count) {
+    ranks()->all_reduce(values, values, count, DType::f32, ReduceOp::sum, stream());
   }
   // Ranks of a GPU. While a pass is rehearsed, it computes with its own part of each sum, so that
   // nothing is loaded or allocated later, when other ranks wait for this one.
@@ -293,6 +310,10 @@ class ModelDevice {
   // Norms x [rows, heads, dim] with the gate, from f32. `out` may be x if it is f32, too.
   virtual void gated_norm(const GatedNorm& norm, HeadRows x, HeadRows gate, HeadRows out,
                           int64_t rows, int32_t heads) = 0;
+  // The two halves of a divided norm: the sums of squares of this rank's values, and `out`, once
+  // `squares` are the sums over all ranks.
+  virtual void divided_norm_squares(const DividedNorm& step) = 0;
+  virtual void divided_norm_scale(const DividedNorm& step) = 0;
   virtual void moe_routing(const kernels::MoeRoutingParams& params) = 0;
   virtual void embedding(const kernels::EmbeddingParams& params) = 0;
   virtual void gather_rows(const kernels::ExpertRowsParams& params) = 0;  // requires a null weight

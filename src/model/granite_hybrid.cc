@@ -2,6 +2,7 @@
 // Granite 4 without experts. Most layers are Mamba2 (arXiv:2405.21060), a linear attention with a
 // recurrent state; the others are softmax attention, usually without positions. Multipliers are
 // those of Granite.
+#include <array>
 #include <limits>
 #include <nlohmann/json.hpp>
 
@@ -18,15 +19,19 @@ namespace {
 struct Mamba2Parts {
   AttentionSpec spec;
   LayerSlot slot;
-  Linear in;                           // [z | x, B, C | dt]
+  std::vector<Linear> in;              // [z | x, B, C | dt], one matrix or several
   std::span<const float> conv_weight;  // [conv_dim, conv_width]
   std::span<const float> conv_bias;    // [conv_dim] or empty
   std::span<const float> a_log, dt_bias, skip;
   float dt_min = 0, dt_max = 0;
   Norm norm;  // normalises each group of values after they are multiplied by silu(z)
+  bool divides_group = false;  // each rank has a part of the one group
   Linear out;
 
   int32_t values() const { return spec.linear.value_heads * spec.linear.value_dim; }
+  int64_t projected() const {
+    return int64_t{values()} + spec.linear.conv_dim() + spec.linear.value_heads;
+  }
 };
 
 class Mamba2 : public Block {
@@ -39,10 +44,14 @@ class Mamba2 : public Block {
     const LinearSpec& linear = parts_.spec.linear;
     const Buffers scratch = buffers(pass.arena, pass.rows);
     ModelDevice& device = *pass.device;
-    device.linear(parts_.in, x, {scratch.projected, parts_.in.n, DType::f32}, pass.rows);
+    int64_t column = 0;
+    for (const Linear& in : parts_.in) {
+      device.linear(in, x, from_column(scratch.projected, column), pass.rows);
+      column += in.n;
+    }
 
     kernels::Mamba2InputsParams inputs;
-    inputs.projected = scratch.projected;
+    inputs.projected = scratch.projected.floats();
     inputs.a_log = parts_.a_log.data();
     inputs.dt_bias = parts_.dt_bias.data();
     inputs.dt_min = parts_.dt_min;
@@ -68,29 +77,45 @@ class Mamba2 : public Block {
     tensors.out = dense_rows(scratch.out, DType::f32, linear.value_heads, linear.value_dim);
     pass.backends[static_cast<size_t>(parts_.slot.group)]->forward(tensors, device.stream());
 
-    const int32_t groups = linear.key_heads, width = parts_.values() / groups;
-    const Rows result{scratch.out, parts_.values(), DType::f32};
-    const Rows gate{scratch.z, parts_.values(), DType::f32};
-    device.gated_norm({parts_.norm, kernels::NormGate::silu_before}, as_heads(result, width),
-                      as_heads(gate, width), as_heads(scratch.normed, width), pass.rows, groups);
+    norm_values(pass, scratch);
     device.part_linear(parts_.out, scratch.normed, out, pass.rows);
   }
 
  private:
   // mixed: x, B and C, the input of the convolution. z: gates of the results.
   struct Buffers {
-    float *projected, *mixed, *z, *log_decay, *dt, *out;
+    Rows projected;
+    float *mixed, *z, *log_decay, *dt, *out;
     Rows normed;
+    float* squares;  // sums for a group that is divided
   };
+  void norm_values(const Pass& pass, const Buffers& scratch) const {
+    ModelDevice& device = *pass.device;
+    const Rows result{scratch.out, parts_.values(), DType::f32};
+    const Rows gate{scratch.z, parts_.values(), DType::f32};
+    if (parts_.divides_group) {
+      return norm_over_ranks(device, std::array{DividedNorm{.norm = parts_.norm,
+                                                            .x = result,
+                                                            .gate = gate,
+                                                            .out = scratch.normed,
+                                                            .squares = scratch.squares,
+                                                            .rows = pass.rows,
+                                                            .parts = device.ranks()->size()}});
+    }
+    const int32_t groups = parts_.spec.linear.key_heads, width = parts_.values() / groups;
+    device.gated_norm({parts_.norm, kernels::NormGate::silu_before}, as_heads(result, width),
+                      as_heads(gate, width), as_heads(scratch.normed, width), pass.rows, groups);
+  }
   Buffers buffers(Arena& arena, int64_t rows) const {
     const LinearSpec& linear = parts_.spec.linear;
-    return {.projected = arena.floats(rows * parts_.in.n),
+    return {.projected = arena.float_rows(rows, parts_.projected()),
             .mixed = arena.floats(rows * linear.conv_dim()),
             .z = arena.floats(rows * parts_.values()),
             .log_decay = arena.floats(rows * linear.value_heads),
             .dt = arena.floats(rows * linear.value_heads),
             .out = arena.floats(rows * parts_.values()),
-            .normed = arena.rows(rows, parts_.values())};
+            .normed = arena.rows(rows, parts_.values()),
+            .squares = parts_.divides_group ? arena.floats(rows) : nullptr};
   }
 
   Mamba2Parts parts_;
@@ -140,6 +165,36 @@ void read_time_step_limit(const JsonObject& config, Mamba2Parts& parts) {
   parts.dt_max = static_cast<float>(limits[1]);
 }
 
+// Keeps the value heads of the device's rank, and their groups.
+void shard(Mamba2Parts& parts, const Linear& in, ModelDevice& device) {
+  const RankOf rank(device);
+  const LinearSpec& linear = parts.spec.linear;
+  const int64_t all = parts.values(), keys = int64_t{linear.key_heads} * linear.key_dim;
+  const ShardRange values = rank.range(all), heads = rank.range(linear.value_heads);
+  const ShardRange groups = linear.key_heads > 1 ? rank.range(keys) : ShardRange{0, keys};
+  const auto behind = [](ShardRange range, int64_t first) {
+    range.begin += first;
+    return range;
+  };
+  const ShardRange b = behind(groups, all), c = behind(groups, all + keys);
+  parts.in = join_outputs(in,
+                          {values, behind(values, all), behind(b, all), behind(c, all),
+                           behind(heads, 2 * (all + keys))},
+                          device);
+  if (rank.alone()) return;
+  parts.divides_group = linear.key_heads == 1;
+  parts.conv_weight = rows_of(parts.conv_weight, linear.conv_width, {values, b, c}, device);
+  if (!parts.conv_bias.empty()) {
+    parts.conv_bias = rows_of(parts.conv_bias, 1, {values, b, c}, device);
+  }
+  parts.a_log = values_of(parts.a_log, heads);
+  parts.dt_bias = values_of(parts.dt_bias, heads);
+  parts.skip = values_of(parts.skip, heads);
+  parts.norm.weight = values_of(parts.norm.weight, values);
+  parts.out = device.place_part(inputs_of(parts.out, values, rank));
+  parts.spec = shard_spec(parts.spec, device);
+}
+
 std::unique_ptr<Block> read_mamba2(const JsonObject& config, const Weights& weights,
                                    const AttentionSpec& spec, LayerSlot slot) {
   const int64_t hidden = read_size(config, "hidden_size"), heads = spec.linear.value_heads;
@@ -149,7 +204,7 @@ std::unique_ptr<Block> read_mamba2(const JsonObject& config, const Weights& weig
   parts.spec = spec;
   parts.slot = slot;
   const int64_t values = parts.values();
-  parts.in = weights.linear("in_proj", values + conv_dim + heads, hidden, has_bias);
+  const Linear in = weights.located("in_proj", values + conv_dim + heads, hidden, has_bias);
   parts.conv_weight = weights["conv1d"].vector("weight", {conv_dim, 1, spec.linear.conv_width});
   if (config.boolean_or("mamba_conv_bias", true)) {
     parts.conv_bias = weights["conv1d"].vector("bias", {conv_dim});
@@ -159,7 +214,8 @@ std::unique_ptr<Block> read_mamba2(const JsonObject& config, const Weights& weig
   parts.skip = weights.vector("D", {heads});
   read_time_step_limit(config, parts);
   parts.norm = read_norm(config, weights, "norm", values);
-  parts.out = weights.linear("out_proj", hidden, values, has_bias);
+  parts.out = weights.located("out_proj", hidden, values, has_bias);
+  shard(parts, in, weights.device());
   return std::make_unique<Mamba2>(std::move(parts));
 }
 
@@ -180,14 +236,11 @@ Rotary read_positions(const JsonObject& config, const AttentionSpec& spec, Decod
   return {};
 }
 
-void refuse_unsupported(const JsonObject& config, const ModelDevice& device) {
+void refuse_unsupported(const JsonObject& config) {
   require_text(config, "hidden_act", "silu");
   const int64_t experts = config.integer_or("num_local_experts", 8, 0, kernels::kMaxExperts);
   if (experts != 0) {
     fail(ErrorCode::unsupported, "num_local_experts is {}; supported is 0", experts);
-  }
-  if (const RankOf rank(device); !rank.alone()) {
-    fail(ErrorCode::unsupported, "Mamba2 layers cannot be divided among {} ranks", rank.size);
   }
 }
 
@@ -198,7 +251,7 @@ std::unique_ptr<Model> load_granite_hybrid(const JsonObject& config, Checkpoint 
   // Configs name the layers in one of two ways.
   constexpr std::string_view kMamba = "mamba", kLinear = "linear_attention";
   constexpr std::string_view kAttention = "attention";
-  refuse_unsupported(config, *device);
+  refuse_unsupported(config);
   DecoderParts parts = read_decoder(
       config, std::move(checkpoint), std::move(device),
       {.logit_factor = static_cast<float>(1 / read_positive(config, "logits_scaling", 1))});
@@ -218,12 +271,13 @@ std::unique_ptr<Model> load_granite_hybrid(const JsonObject& config, Checkpoint 
     DecoderLayer& layer = parts.layers.emplace_back();
     layer.mixer_norm = read_norm(config, weights, "input_layernorm", hidden);
     if (type == kMamba || type == kLinear) {
-      const LayerSlot slot = join_group(parts.info, i, mamba2);
+      const LayerSlot slot = join_group(parts.info, i, shard_spec(mamba2, *parts.device));
       layer.mixer = read_mamba2(config, weights["mamba"], mamba2, slot);
     } else {
       SelfAttentionParts attention = read_self_attention(config, weights["self_attn"], full);
-      attention.slot = join_group(parts.info, i, full);
+      attention.slot = join_group(parts.info, i, shard_spec(full, *parts.device));
       if (rotary) attention.prepare_heads({}, {}, rotary);
+      shard(attention, *parts.device);
       layer.mixer = std::make_unique<SelfAttention>(std::move(attention));
     }
     layer.feed_norm = read_norm(config, weights, "post_attention_layernorm", hidden);

@@ -33,6 +33,22 @@ kernels::RmsNormParams norm_params(const Norm& norm, HeadView x, HeadView out, i
   return params;
 }
 
+kernels::DividedNormParams divided_norm_params(const DividedNorm& step) {
+  return {.x = step.x.floats(),
+          .x_row_stride = step.x.stride,
+          .gate = step.gate.floats(),
+          .gate_row_stride = step.gate.stride,
+          .out = step.out.floats(),
+          .out_row_stride = step.out.stride,
+          .squares = step.squares,
+          .weight = step.norm.weight.data(),
+          .weight_plus_one = step.norm.plus_one,
+          .epsilon = step.norm.epsilon,
+          .rows = step.rows,
+          .dim = step.norm.dim(),
+          .parts = step.parts};
+}
+
 void norm_heads(const Norm& norm, HeadView x, HeadView out, int64_t rows, int32_t heads,
                 ThreadPool& threads) {
   kernels::rms_norm(norm_params(norm, x, out, rows, heads), threads);
@@ -224,6 +240,12 @@ class HostDevice final : public ModelDevice {
     params.dim = norm.dim(heads);
     if (norm.has_weights_of_heads()) params.weight_head_stride = params.dim;
     kernels::rms_norm(params, threads_);
+  }
+  void divided_norm_squares(const DividedNorm& step) override {
+    kernels::divided_norm_squares(divided_norm_params(step), threads_);
+  }
+  void divided_norm_scale(const DividedNorm& step) override {
+    kernels::divided_norm_scale(divided_norm_params(step), threads_);
   }
   void kda_gates(const kernels::KdaGatesParams& params) override {
     kernels::kda_gates(params, threads_);

@@ -145,11 +145,8 @@ void shard(KdaParts& parts, ShardRange channels, ModelDevice& device) {
   parts.gate_b = device.place_part(outputs_of(parts.gate_b, channels));
   parts.beta = device.place_part(outputs_of(parts.beta, heads));
   parts.out = device.place_part(inputs_of(parts.out, channels, rank));
-  const auto own = [](std::span<const float> values, ShardRange range) {
-    return values.subspan(static_cast<size_t>(range.begin), static_cast<size_t>(range.count));
-  };
-  parts.a_log = own(parts.a_log, heads);
-  parts.dt_bias = own(parts.dt_bias, channels);
+  parts.a_log = values_of(parts.a_log, heads);
+  parts.dt_bias = values_of(parts.dt_bias, channels);
   parts.spec = shard_spec(parts.spec, device);
 }
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model/layers.h"
 
+#include <array>
+
 #include "core/check.h"
 #include "core/rounding.h"
 
@@ -25,10 +27,19 @@ Rows Arena::float_rows(int64_t count, int64_t width) {
   return {floats(count * width), width, DType::f32};
 }
 
+void norm_over_ranks(ModelDevice& device, std::span<const DividedNorm> steps) {
+  int64_t count = 0;
+  for (const DividedNorm& step : steps) {
+    device.divided_norm_squares(step);
+    count += step.rows;
+  }
+  device.sum_over_ranks(steps.front().squares, count);
+  for (const DividedNorm& step : steps) device.divided_norm_scale(step);
+}
+
 namespace {
 
-void norm_rows(ModelDevice& device, const Norm& norm, Rows rows, int64_t count) {
-  if (!norm) return;
+void norm_as_one_head(ModelDevice& device, const Norm& norm, Rows rows, int64_t count) {
   HeadSteps steps;
   steps.norm = norm;
   device.prepare_heads(steps, as_heads(rows, norm.dim()), count, 1, norm.dim(), nullptr);
@@ -70,7 +81,29 @@ SelfAttention::Buffers SelfAttention::buffers(Arena& arena, int64_t rows) const 
     buffers.v = from_column(buffers.q, parts_.q.n - v_width);
   }
   buffers.out = arena.rows(rows, parts_.o.k);
+  buffers.squares = parts_.q_row_norm ? arena.floats(2 * rows) : nullptr;
   return buffers;
+}
+
+void SelfAttention::norm_rows(const Pass& pass, const Buffers& scratch) const {
+  if (!parts_.q_row_norm) return;
+  ModelDevice& device = *pass.device;
+  if (device.ranks() == nullptr) {
+    norm_as_one_head(device, parts_.q_row_norm, scratch.q, pass.rows);
+    norm_as_one_head(device, parts_.k_row_norm, scratch.k, pass.rows);
+    return;
+  }
+  DividedNorm q;
+  q.norm = parts_.q_row_norm;
+  q.x = q.out = scratch.q;
+  q.squares = scratch.squares;
+  q.rows = pass.rows;
+  q.parts = device.ranks()->size();
+  DividedNorm k = q;
+  k.norm = parts_.k_row_norm;
+  k.x = k.out = scratch.k;
+  k.squares += pass.rows;
+  norm_over_ranks(device, std::array{q, k});
 }
 
 void SelfAttention::forward(Pass& pass, Rows x, Rows out) const {
@@ -95,8 +128,7 @@ void SelfAttention::forward(Pass& pass, Rows x, Rows out) const {
     tensors.rotary.q_norm = head_norm(parts_.q_norm_in_backend);
     tensors.rotary.k_norm = head_norm(parts_.k_norm_in_backend);
   }
-  norm_rows(device, parts_.q_row_norm, scratch.q, pass.rows);
-  norm_rows(device, parts_.k_row_norm, scratch.k, pass.rows);
+  norm_rows(pass, scratch);
   device.prepare_head_sets({parts_.q_steps, tensors.q, spec.q_heads},
                            {parts_.k_steps, tensors.k, spec.kv_heads}, pass.rows, spec.head_dim,
                            pass.positions);

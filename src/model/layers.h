@@ -103,15 +103,20 @@ inline RotaryTensors rotary_tensors(const Rotary& rotary, const int32_t* positio
           positions};
 }
 
+// Norms rows that are divided among the device's ranks. The `squares` of the steps lie one behind
+// another.
+void norm_over_ranks(ModelDevice& device, std::span<const DividedNorm> steps);
+
 // Softmax attention with its projections.
 struct SelfAttentionParts {
   AttentionSpec spec;
   LayerSlot slot;
   Linear q, k, v;  // if k and v are empty, q contains the rows of all three
   Linear o;
-  Norm q_row_norm, k_row_norm;  // over all heads together, before the steps of each head; optional
-  HeadSteps q_steps, k_steps;   // before the backend
-  Rotary in_backend;            // rotation by the backend, with spec.has_rope
+  // Norms of all heads of q, and of all of k, before the steps of each head. Both or neither.
+  Norm q_row_norm, k_row_norm;
+  HeadSteps q_steps, k_steps;                 // before the backend
+  Rotary in_backend;                          // rotation by the backend, with spec.has_rope
   Norm q_norm_in_backend, k_norm_in_backend;  // before that rotation; optional
   std::span<const float> sinks;               // [q_heads] or empty
   // If true, q yields [query | gate] for each head, and results are multiplied by sigmoid(gate).
@@ -141,8 +146,11 @@ class SelfAttention : public Block {
  private:
   struct Buffers {
     Rows q, k, v, out;
+    float* squares;  // sums for row norms
   };
   Buffers buffers(Arena& arena, int64_t rows) const;
+  // Norms all heads of q together, and all of k.
+  void norm_rows(const Pass& pass, const Buffers& scratch) const;
 
   SelfAttentionParts parts_;
 };

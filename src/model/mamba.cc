@@ -18,7 +18,7 @@ struct MambaParts {
   Linear in_x, in_z;
   std::span<const float> conv_weight;  // [channels, conv_width]
   std::span<const float> conv_bias;    // [channels] or empty
-  Linear steps, vectors;               // from the convolution to steps of low rank; to B and C
+  Linear selection;                    // from the convolution to [steps of low rank | B, C]
   Linear dt;                           // from steps of low rank
   std::span<const float> a;            // [channels, states]
   std::span<const float> skip;         // [channels]
@@ -49,10 +49,16 @@ class MambaMixer : public Block {
     convolution.out = as_heads(scratch.mixed, 1);
     backend.forward(convolution, device.stream());
 
+    // All channels of a token choose its B, C and steps, so ranks add what theirs choose.
+    const int32_t rank = parts_.dt.k, vectors = parts_.selection.n - rank;
     device.silu_gate(scratch.mixed, {}, scratch.convolved, pass.rows, channels);
-    device.linear(parts_.vectors, scratch.convolved, from_column(scratch.mixed, channels),
-                  pass.rows);
-    device.linear(parts_.steps, scratch.convolved, scratch.steps, pass.rows);
+    device.linear(parts_.selection, scratch.convolved, scratch.selected, pass.rows);
+    if (device.ranks() != nullptr) {
+      device.sum_over_ranks(scratch.selected.floats(), pass.rows * parts_.selection.n);
+    }
+    device.store_rows(from_column(scratch.selected, rank), from_column(scratch.mixed, channels),
+                      nullptr, pass.rows, vectors);
+    device.silu_gate(scratch.selected, {}, scratch.steps, pass.rows, rank);
     device.linear(parts_.dt, scratch.steps, scratch.dt, pass.rows);
     device.softplus(scratch.dt.floats(), pass.rows * channels);
 
@@ -66,22 +72,23 @@ class MambaMixer : public Block {
     backend.forward(scan, device.stream());
 
     device.silu_gate(scratch.x, scratch.z, scratch.convolved, pass.rows, channels);
-    device.linear(parts_.out, scratch.convolved, out, pass.rows);
+    device.part_linear(parts_.out, scratch.convolved, out, pass.rows);
   }
 
  private:
   // x: the input of the convolution, later the scan's results. mixed: convolved x, B, C.
   struct Buffers {
-    Rows x, z, mixed, dt;  // f32
+    Rows x, z, mixed, selected, dt;  // f32
     Rows convolved, steps;
   };
   Buffers buffers(Arena& arena, int64_t rows) const {
     return {.x = arena.float_rows(rows, parts_.channels()),
             .z = arena.float_rows(rows, parts_.channels()),
             .mixed = arena.float_rows(rows, parts_.spec.linear.conv_dim()),
+            .selected = arena.float_rows(rows, parts_.selection.n),
             .dt = arena.float_rows(rows, parts_.channels()),
             .convolved = arena.rows(rows, parts_.channels()),
-            .steps = arena.rows(rows, parts_.steps.n)};
+            .steps = arena.rows(rows, parts_.dt.k)};
   }
 
   MambaParts parts_;
@@ -122,6 +129,29 @@ std::span<const float> read_a(const Weights& weights, const AttentionSpec& spec)
   return weights.device().place(std::move(a));
 }
 
+// Keeps the channels of the device's rank.
+void shard(MambaParts& parts, const Linear& in, ModelDevice& device) {
+  const RankOf rank(device);
+  const int64_t all = parts.channels(), states = parts.spec.linear.key_dim;
+  const ShardRange channels = rank.range(all);
+  parts.in_x = outputs_of(in, channels);
+  parts.in_z = outputs_of(in, {all + channels.begin, channels.count});
+  if (rank.alone()) return;
+  parts.in_x = device.place_part(parts.in_x);
+  parts.in_z = device.place_part(parts.in_z);
+  const auto rows_of_channels = [&](std::span<const float> values, int64_t width) {
+    return values_of(values, {channels.begin * width, channels.count * width});
+  };
+  parts.conv_weight = rows_of_channels(parts.conv_weight, parts.spec.linear.conv_width);
+  if (!parts.conv_bias.empty()) parts.conv_bias = values_of(parts.conv_bias, channels);
+  parts.selection = device.place_part(inputs_of(parts.selection, channels, rank));
+  parts.dt = device.place_part(outputs_of(parts.dt, channels));
+  parts.a = rows_of_channels(parts.a, states);
+  parts.skip = values_of(parts.skip, channels);
+  parts.out = device.place_part(inputs_of(parts.out, channels, rank));
+  parts.spec = shard_spec(parts.spec, device);
+}
+
 std::unique_ptr<Block> read_mixer(const JsonObject& config, const Weights& weights,
                                   const AttentionSpec& spec, LayerSlot slot) {
   MambaParts parts;
@@ -130,20 +160,17 @@ std::unique_ptr<Block> read_mixer(const JsonObject& config, const Weights& weigh
   const int64_t hidden = read_size(config, "hidden_size"), channels = parts.channels();
   const int64_t rank = read_step_rank(config, channels), states = spec.linear.key_dim;
   const bool has_bias = config.boolean_or("use_bias", false);
-  const Linear in = weights.linear("in_proj", 2 * channels, hidden, has_bias);
-  parts.in_x = outputs_of(in, {0, channels});
-  parts.in_z = outputs_of(in, {channels, channels});
+  const Linear in = weights.located("in_proj", 2 * channels, hidden, has_bias);
   parts.conv_weight = weights["conv1d"].vector("weight", {channels, 1, spec.linear.conv_width});
   if (config.boolean_or("use_conv_bias", true)) {
     parts.conv_bias = weights["conv1d"].vector("bias", {channels});
   }
-  const Linear x = weights.linear("x_proj", rank + 2 * states, channels);
-  parts.steps = outputs_of(x, {0, rank});
-  parts.vectors = outputs_of(x, {rank, 2 * states});
-  parts.dt = weights.linear("dt_proj", channels, rank, true);
+  parts.selection = weights.located("x_proj", rank + 2 * states, channels);
+  parts.dt = weights.located("dt_proj", channels, rank, true);
   parts.a = read_a(weights, spec);
   parts.skip = weights.vector("D", {channels});
-  parts.out = weights.linear("out_proj", hidden, channels, has_bias);
+  parts.out = weights.located("out_proj", hidden, channels, has_bias);
+  shard(parts, in, weights.device());
   return std::make_unique<MambaMixer>(std::move(parts));
 }
 
@@ -153,9 +180,6 @@ std::unique_ptr<Model> load_mamba(const JsonObject& config, Checkpoint checkpoin
                                   std::shared_ptr<ModelDevice> device) {
   constexpr std::string_view kEpsilon = "layer_norm_epsilon";
   require_text(config, "hidden_act", "silu");
-  if (const RankOf rank(*device); !rank.alone()) {
-    fail(ErrorCode::unsupported, "Mamba layers cannot be divided among {} ranks", rank.size);
-  }
   DecoderParts parts = read_decoder(config, std::move(checkpoint), std::move(device),
                                     {.tied_embeddings = true,
                                      .context_field = {},
@@ -169,7 +193,8 @@ std::unique_ptr<Model> load_mamba(const JsonObject& config, Checkpoint checkpoin
     layer.mixer_norm = {
         .weight = weights["norm"].vector("weight", {parts.info.hidden}, InitialValues::constant(1)),
         .epsilon = read_epsilon(config, kEpsilon)};
-    layer.mixer = read_mixer(config, weights["mixer"], spec, join_group(parts.info, i, spec));
+    const LayerSlot slot = join_group(parts.info, i, shard_spec(spec, *parts.device));
+    layer.mixer = read_mixer(config, weights["mixer"], spec, slot);
   }
   return make_decoder(std::move(parts));
 }

@@ -114,39 +114,22 @@ AttentionSpec read_delta_net_spec(const JsonObject& config) {
   return spec;
 }
 
-// Returns the rank's channels of the convolution, [q, k and v channels, taps], of all of which
-// `spec` counts the heads.
-std::span<const float> shard_conv(std::span<const float> whole, const AttentionSpec& spec,
-                                  const RankOf& rank, ModelDevice& device) {
-  const std::vector<float> all = device.read(whole);
-  const int64_t taps = spec.linear.conv_width;
-  const int64_t keys = int64_t{spec.linear.key_heads} * spec.linear.key_dim;
-  const int64_t values = int64_t{spec.linear.value_heads} * spec.linear.value_dim;
-  std::vector<float> own;
-  int64_t first = 0;
-  for (const int64_t channels : {keys, keys, values}) {
-    const ShardRange range = rank.range(channels);
-    const auto begin = all.begin() + (first + range.begin) * taps;
-    own.insert(own.end(), begin, begin + range.count * taps);
-    first += channels;
-  }
-  return device.place(std::move(own));
-}
-
 // Keeps the key heads of the device's rank, and the value heads that belong to them.
 void shard(DeltaNetParts& parts, ModelDevice& device) {
   const RankOf rank(device);
   if (rank.alone()) return;
-  const AttentionSpec whole = parts.spec;
-  parts.spec = shard_spec(whole, device);
-  const ShardRange values = rank.range(whole.linear.value_heads);
-  parts.conv_weight = shard_conv(parts.conv_weight, whole, rank, device);
+  const ShardRange heads = rank.range(parts.spec.linear.value_heads);
+  const ShardRange keys = rank.range(parts.key_width()), values = rank.range(parts.value_width());
+  parts.conv_weight = rows_of(parts.conv_weight, parts.spec.linear.conv_width,
+                              {keys,
+                               {parts.key_width() + keys.begin, keys.count},
+                               {2 * parts.key_width() + values.begin, values.count}},
+                              device);
+  parts.spec = shard_spec(parts.spec, device);
   parts.qkvz = device.place_part(outputs_of(parts.qkvz, rank.range(parts.qkvz.n)));
   parts.ba = device.place_part(outputs_of(parts.ba, rank.range(parts.ba.n)));
-  parts.a_log =
-      parts.a_log.subspan(static_cast<size_t>(values.begin), static_cast<size_t>(values.count));
-  parts.dt_bias =
-      parts.dt_bias.subspan(static_cast<size_t>(values.begin), static_cast<size_t>(values.count));
+  parts.a_log = values_of(parts.a_log, heads);
+  parts.dt_bias = values_of(parts.dt_bias, heads);
   parts.out = device.place_part(inputs_of(parts.out, rank.range(parts.out.k), rank));
 }
 

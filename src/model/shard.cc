@@ -36,10 +36,52 @@ Linear inputs_of(Linear linear, ShardRange range, const RankOf& rank) {
   return linear;
 }
 
+std::vector<Linear> join_outputs(const Linear& linear, std::initializer_list<ShardRange> ranges,
+                                 ModelDevice& device) {
+  if (RankOf(device).alone()) return {linear};
+  std::vector<Linear> parts;
+  for (const ShardRange& range : ranges) parts.push_back(outputs_of(linear, range));
+  if (const Linear joined = device.join_parts(parts)) return {joined};
+  for (Linear& part : parts) part = device.place_part(part);
+  return parts;
+}
+
+std::span<const float> values_of(std::span<const float> all, ShardRange range) {
+  return all.subspan(static_cast<size_t>(range.begin), static_cast<size_t>(range.count));
+}
+
+std::span<const float> rows_of(std::span<const float> all, int64_t width,
+                               std::initializer_list<ShardRange> ranges, ModelDevice& device) {
+  const std::vector<float> values = device.read(all);
+  std::vector<float> own;
+  for (const ShardRange& range : ranges) {
+    const auto begin = values.begin() + range.begin * width;
+    own.insert(own.end(), begin, begin + range.count * width);
+  }
+  return device.place(std::move(own));
+}
+
 bool shares_context(const AttentionSpec& spec, const ModelDevice& device) {
   return device.shares_contexts() && !RankOf(device).alone() &&
          why_not_context_parallel(spec).empty();
 }
+
+namespace {
+
+AttentionSpec shard_linear(AttentionSpec spec, const RankOf& rank) {
+  LinearSpec& linear = spec.linear;
+  const bool is_mamba = spec.kind == AttentionKind::mamba1 || spec.kind == AttentionKind::mamba2;
+  const bool has_one_group = is_mamba && linear.key_heads == 1;
+  const int32_t divided = has_one_group ? linear.value_heads : linear.key_heads;
+  check_argument(divided % rank.size == 0,
+                 "ranks is {}, must divide the {} {} heads of linear layers", rank.size, divided,
+                 has_one_group ? "value" : "key");
+  if (!has_one_group) linear.key_heads /= rank.size;
+  linear.value_heads /= rank.size;
+  return spec;
+}
+
+}  // namespace
 
 HeadShard heads_of(const AttentionSpec& whole, const ModelDevice& device) {
   const RankOf rank(device);
@@ -54,14 +96,7 @@ HeadShard heads_of(const AttentionSpec& whole, const ModelDevice& device) {
 AttentionSpec shard_spec(AttentionSpec whole, const ModelDevice& device) {
   const RankOf rank(device);
   if (rank.alone()) return whole;
-  if (is_linear(whole.kind)) {
-    check_argument(whole.linear.key_heads % rank.size == 0,
-                   "ranks is {}, must divide the {} key heads of linear layers", rank.size,
-                   whole.linear.key_heads);
-    whole.linear.key_heads /= rank.size;
-    whole.linear.value_heads /= rank.size;
-    return whole;
-  }
+  if (is_linear(whole.kind)) return shard_linear(whole, rank);
   if (shares_context(whole, device)) {
     whole.needs_lse = true;
     whole.scores.has_sinks = false;
@@ -76,12 +111,6 @@ AttentionSpec shard_spec(AttentionSpec whole, const ModelDevice& device) {
 void shard(SelfAttentionParts& parts, ModelDevice& device) {
   const RankOf rank(device);
   if (rank.alone()) return;
-  if (parts.q_row_norm || parts.k_row_norm) {
-    fail(ErrorCode::unsupported,
-         "this model normalises all heads of q and k together, so its heads cannot be divided "
-         "among {} ranks",
-         rank.size);
-  }
   const AttentionSpec& spec = parts.spec;
   const HeadShard heads = heads_of(spec, device);
   const int64_t q_width = int64_t{spec.head_dim} * (parts.has_output_gate ? 2 : 1);
@@ -105,9 +134,11 @@ void shard(SelfAttentionParts& parts, ModelDevice& device) {
   }
   parts.o = device.place_part(
       inputs_of(parts.o, {heads.q_begin * v_width, heads.q_heads * v_width}, rank));
-  if (!parts.sinks.empty()) {
-    parts.sinks =
-        parts.sinks.subspan(static_cast<size_t>(heads.q_begin), static_cast<size_t>(heads.q_heads));
+  if (!parts.sinks.empty()) parts.sinks = values_of(parts.sinks, {heads.q_begin, heads.q_heads});
+  if (parts.q_row_norm) {
+    Norm &q = parts.q_row_norm, &k = parts.k_row_norm;
+    q.weight = values_of(q.weight, {heads.q_begin * k_width, heads.q_heads * k_width});
+    k.weight = values_of(k.weight, {heads.kv_begin * k_width, heads.kv_heads * k_width});
   }
   parts.spec.q_heads = heads.q_heads;
   parts.spec.kv_heads = heads.kv_heads;

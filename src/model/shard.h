@@ -7,6 +7,11 @@
 // that cannot be divided.
 #pragma once
 
+#include <cstdint>
+#include <initializer_list>
+#include <span>
+#include <vector>
+
 #include "fovea/attention_spec.h"
 #include "fovea/tensor_parallel.h"
 #include "model/device.h"
@@ -28,6 +33,17 @@ Linear outputs_of(Linear linear, ShardRange range);
 // Returns the matrix that reads only these inputs. Rank 0 keeps the bias, which is added once.
 Linear inputs_of(Linear linear, ShardRange range, const RankOf& rank);
 
+// Places parts of a matrix of [n, k] as one matrix of these outputs in this order or, if the device
+// does not benefit from that, as several.
+std::vector<Linear> join_outputs(const Linear& linear, std::initializer_list<ShardRange> ranges,
+                                 ModelDevice& device);
+
+// Returns the values of the range.
+std::span<const float> values_of(std::span<const float> all, ShardRange range);
+// Places these rows of `width` placed values each, one behind another.
+std::span<const float> rows_of(std::span<const float> all, int64_t width,
+                               std::initializer_list<ShardRange> ranges, ModelDevice& device);
+
 // Returns true if layers of this spec distribute their context over the device's ranks, which then
 // all have the layers' kv heads. Other layers of such a model are divided by kv heads.
 bool shares_context(const AttentionSpec& spec, const ModelDevice& device);
@@ -35,7 +51,8 @@ bool shares_context(const AttentionSpec& spec, const ModelDevice& device);
 // Returns the heads of the rank, from a spec with all heads.
 HeadShard heads_of(const AttentionSpec& whole, const ModelDevice& device);
 // Returns the spec of the rank's backend: with these heads only or, if the context is distributed,
-// with all heads, LSE and without sinks. Linear layers are divided by key heads.
+// with all heads, LSE and without sinks. Linear layers are divided by key heads; if there is one,
+// as in many layers of Mamba, all ranks have it, and the value heads are divided.
 AttentionSpec shard_spec(AttentionSpec whole, const ModelDevice& device);
 
 // parts.spec has all heads before and those that the rank projects afterwards.

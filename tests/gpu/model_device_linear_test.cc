@@ -136,6 +136,44 @@ TEST_F(ModelDevices, Mamba1LayersGateAlike) {
       "softplus");
 }
 
+// Squares, and the norm with those of all parts: from f32 with a gate, and in place.
+TEST_F(ModelDevices, DividedNormsAlike) {
+  constexpr int32_t kRows = 19, kDim = 300, kStride = 312;
+  const std::vector<float> x = random(size_t{kRows} * kStride, 3);
+  const std::vector<float> gate = random(size_t{kRows} * kDim, 2), weight = random(kDim);
+  const std::vector<float> sums(kRows, 900.0f);
+  for (const bool gated : {true, false}) {
+    const auto step_of = [&](Side& side) {
+      DividedNorm step;
+      step.norm = {.weight = side->place(weight), .epsilon = 1e-5f, .plus_one = !gated};
+      step.x = gated ? side.floats(x, kStride) : side.activations(x, kStride);
+      step.out = gated ? side.activations(std::vector<float>(x.size()), kStride) : step.x;
+      if (gated) step.gate = side.floats(gate, kDim);
+      step.squares = side.floats(sums, 1).floats();
+      step.rows = kRows;
+      step.parts = 3;
+      return step;
+    };
+    const std::string what = gated ? ", gated" : ", in place";
+    expect_same(
+        DType::f32, kDim,
+        [&](Side& side) {
+          const DividedNorm step = step_of(side);
+          side->divided_norm_squares(step);
+          return side.read({step.squares, 1, DType::f32}, kRows);
+        },
+        "squares" + what);
+    expect_same(
+        DType::bf16, kStride,
+        [&](Side& side) {
+          const DividedNorm step = step_of(side);
+          side->divided_norm_scale(step);
+          return side.read(step.out, x.size());
+        },
+        "divided norm" + what);
+  }
+}
+
 // Heads of a warp and heads of a block.
 TEST_F(ModelDevices, GatedNormsAlike) {
   using enum kernels::NormGate;

@@ -18,6 +18,7 @@
 #include "fovea/kernel_pack.h"
 #include "fovea/verify_model.h"
 #include "gpu/exact_text.h"
+#include "gpu/golden_logits.h"
 #include "support/error_budget.h"
 
 namespace fovea {
@@ -314,32 +315,16 @@ INSTANTIATE_TEST_SUITE_P(Models, GpuModels,
                                            "llama4_text", "qwen3_next"),
                          [](const auto& test) { return std::string(test.param); });
 
-// The tiny checkpoints of testdata/goldens. Their networks are random, so each has its own error
-// limit: what the reference loses by rounding to bf16.
 class GpuGoldens : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(GpuGoldens, LogitsAreWithinTwiceTheLossOfBf16) {
   if (!why_no_gpu().empty()) GTEST_SKIP() << why_no_gpu();
-  const SafetensorsFile file = reference_file(GetParam());
-  const std::vector<float> errors = values_of<float>(file, "bf16_error");
-  const float budget = 2 * *std::ranges::max_element(errors);
   for (const int32_t max_tokens : {200, 61}) {
+    SCOPED_TRACE("passes of " + std::to_string(max_tokens));
     EngineOptions options = gpu_options(GetParam());
     options.max_context = 512;
     options.max_batch_tokens = max_tokens;
-    const std::unique_ptr<Engine> engine = Engine::load(options);
-    for (size_t i = 0; i < errors.size(); ++i) {
-      const std::string prefix = "prompt_" + std::to_string(i);
-      const std::vector<float> logits =
-          engine->logits(values_of<int32_t>(file, prefix + ".input_ids"));
-      const std::vector<float> want = values_of<float>(file, prefix + ".last_logits");
-      float worst = 0;
-      for (size_t v = 0; v < want.size(); ++v) {
-        const float difference = std::fabs(logits[logits.size() - want.size() + v] - want[v]);
-        worst = std::isnan(difference) ? INFINITY : std::max(worst, difference);
-      }
-      EXPECT_LE(worst, budget) << prefix << " in passes of " << max_tokens;
-    }
+    expect_golden_logits(*Engine::load(options), GetParam());
   }
 }
 

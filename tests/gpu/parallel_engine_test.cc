@@ -16,8 +16,10 @@
 
 #include "fovea/select_backend.h"
 #include "gpu/exact_text.h"
+#include "gpu/golden_logits.h"
 #include "gpu/several_gpus.h"
 #include "support/expect_error.h"
+#include "support/golden_model.h"
 
 namespace fovea {
 namespace {
@@ -62,6 +64,17 @@ TEST_P(ParallelGpuModels, ContinueTheReferencePromptsColdWarmAndBatched) {
 
 INSTANTIATE_TEST_SUITE_P(TwoGpus, ParallelGpuModels,
                          testing::Combine(testing::ValuesIn(kTestModels), testing::Bool()));
+
+TEST(ParallelGpuEngine, LogitsOfOtherArchitecturesAreThoseOfTheReference) {
+  FOVEA_NEEDS_GPUS(2);
+  for (const std::string& name : golden_models()) {
+    SCOPED_TRACE(name);
+    EngineOptions options = two_gpus(name);
+    options.max_context = 512;
+    options.max_batch_tokens = 61;
+    expect_golden_logits(*load_parallel_engine(options, {.tensor_parallel = 2}), name);
+  }
+}
 
 TEST(ParallelGpuEngine, ExpertsDividedByExpertsGiveTheReferencesText) {
   FOVEA_NEEDS_GPUS(2);

@@ -90,6 +90,51 @@ TEST(RmsNorm, GatesFirstWithWeightsOfEachHead) {
   }
 }
 
+// Three parts of rows give the norm of the whole ones.
+TEST(DividedNorm, IsTheNormOfAllParts) {
+  ThreadPool threads(2);
+  constexpr size_t kRows = 9, kParts = 3, kDim = 21, kWidth = kParts * kDim;
+  const std::vector<float> x = random_values(kRows * kWidth, 1);
+  const std::vector<float> gate = random_values(kRows * kWidth, 2, -4, 4);
+  const std::vector<float> weight = random_values(kWidth, 3);
+  for (const bool has_gate : {false, true}) {
+    std::vector<float> out = x, sums(kRows), squares(kRows);
+    DividedNormParams params;
+    params.x_row_stride = params.gate_row_stride = params.out_row_stride = kWidth;
+    params.weight_plus_one = !has_gate;
+    params.epsilon = 1e-3f;
+    params.rows = kRows;
+    params.dim = kDim;
+    params.parts = kParts;
+    const auto for_parts = [&](const auto& body) {
+      for (size_t part = 0; part < kParts; ++part) {
+        params.x = params.out = out.data() + part * kDim;
+        params.gate = has_gate ? gate.data() + part * kDim : nullptr;
+        params.weight = weight.data() + part * kDim;
+        body();
+      }
+    };
+    params.squares = squares.data();
+    for_parts([&] {
+      divided_norm_squares(params, threads);
+      for (size_t row = 0; row < kRows; ++row) sums[row] += squares[row];
+    });
+    params.squares = sums.data();
+    for_parts([&] { divided_norm_scale(params, threads); });
+    for (size_t row = 0; row < kRows; ++row) {
+      const auto product = [&](size_t i) {
+        return x[row * kWidth + i] * (has_gate ? silu(gate[row * kWidth + i]) : 1);
+      };
+      double all = 0;
+      for (size_t i = 0; i < kWidth; ++i) all += product(i) * product(i);
+      for (size_t i = 0; i < kWidth; ++i) {
+        const double norm = product(i) / std::sqrt(all / kWidth + 1e-3);
+        expect_close(out[row * kWidth + i], norm * (weight[i] + (has_gate ? 0 : 1)), "norm", i);
+      }
+    }
+  }
+}
+
 TEST(KdaGates, InPlaceForEachChannel) {
   ThreadPool threads(2);
   constexpr size_t kRows = 7, kHeads = 3, kDim = 5, kWidth = kHeads * kDim;

@@ -61,14 +61,19 @@ float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 float silu(float x) { return x / (1.0f + std::exp(-x)); }
 float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
-// Sums in eight interleaved chains: the order is fixed, and each chain of additions is short.
-float sum_of_squares(const float* x, int32_t dim) {
+// Sums the squares of value(0), value(1), ... in eight interleaved chains: the order is fixed, and
+// each chain of additions is short.
+template <typename Value>
+float sum_of_squares(int32_t dim, const Value& value) {
   float sums[8] = {};
   int32_t i = 0;
   for (; i + 8 <= dim; i += 8) {
-    for (int32_t lane = 0; lane < 8; ++lane) sums[lane] += x[i + lane] * x[i + lane];
+    for (int32_t lane = 0; lane < 8; ++lane) {
+      const float x = value(i + lane);
+      sums[lane] += x * x;
+    }
   }
-  for (; i < dim; ++i) sums[i % 8] += x[i] * x[i];
+  for (; i < dim; ++i) sums[i % 8] += value(i) * value(i);
   return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
 }
 
@@ -85,7 +90,8 @@ void rms_norm(const RmsNormParams& params, ThreadPool& threads) {
       for (int32_t i = 0; i < params.dim; ++i) out[i] = x[i] * silu(gate[i]);
       x = out;
     }
-    const float mean = sum_of_squares(x, params.dim) / static_cast<float>(params.dim);
+    const float squares = sum_of_squares(params.dim, [&](int32_t i) { return x[i]; });
+    const float mean = squares / static_cast<float>(params.dim);
     const float inverse = 1.0f / std::sqrt(mean + params.epsilon);
     if (params.weight) {
       const float* weight = params.weight + h * params.weight_head_stride;
@@ -96,6 +102,39 @@ void rms_norm(const RmsNormParams& params, ThreadPool& threads) {
     if (gate && !gates_first) {
       const bool is_silu = params.gate_function == NormGate::silu;
       for (int32_t i = 0; i < params.dim; ++i) out[i] *= is_silu ? silu(gate[i]) : sigmoid(gate[i]);
+    }
+  });
+}
+
+namespace {
+
+// Calls body(row, value) for all rows, where value(i) is the value of the row that is normed.
+template <typename Body>
+void for_divided_rows(const DividedNormParams& params, ThreadPool& threads, const Body& body) {
+  for_heads(threads, params.rows, 1, params.dim, [&](int64_t row, int64_t) {
+    const float* const x = params.x + row * params.x_row_stride;
+    if (params.gate == nullptr) return body(row, [&](int32_t i) { return x[i]; });
+    const float* const gate = params.gate + row * params.gate_row_stride;
+    body(row, [&](int32_t i) { return x[i] * silu(gate[i]); });
+  });
+}
+
+}  // namespace
+
+void divided_norm_squares(const DividedNormParams& params, ThreadPool& threads) {
+  for_divided_rows(params, threads, [&](int64_t row, const auto& value) {
+    params.squares[row] = sum_of_squares(params.dim, value);
+  });
+}
+
+void divided_norm_scale(const DividedNormParams& params, ThreadPool& threads) {
+  const float plus = params.weight_plus_one ? 1.0f : 0.0f;
+  const float count = static_cast<float>(params.dim) * static_cast<float>(params.parts);
+  for_divided_rows(params, threads, [&](int64_t row, const auto& value) {
+    const float inverse = 1.0f / std::sqrt(params.squares[row] / count + params.epsilon);
+    float* const out = params.out + row * params.out_row_stride;
+    for (int32_t i = 0; i < params.dim; ++i) {
+      out[i] = value(i) * inverse * (plus + params.weight[i]);
     }
   });
 }

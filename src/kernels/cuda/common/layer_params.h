@@ -135,6 +135,19 @@ struct GatedNormParams {
   int32_t rows, heads, dim;
 };
 
+// The norm of x, or of x * silu(gate), whose rows are divided among GPUs. One block a row.
+struct DividedNormKernelParams {
+  const void* x;      // f32 or activations [rows, dim]
+  const float* gate;  // null: none
+  void* out;          // activations; may be x. Null: the kernel writes `squares`
+  float* squares;     // [rows]; of all values of a row where `out` is computed
+  int64_t x_stride, gate_stride, out_stride;  // between rows
+  int32_t x_is_f32;
+  NormWeights norm;
+  int32_t rows, dim;
+  int32_t row_dim;  // values of a row on all GPUs
+};
+
 // out[r] = factor * table[index[r]]: f32 from activations (an embedding) or from f32 (rows that
 // are kept). Indices outside [0, table_rows) count as 0.
 struct GatherParams {

@@ -19,6 +19,7 @@ enum Op {
   silu_gate,
   softplus,
   gated_norm,
+  divided_norm,
   single_column,
   gather,
   store_rows,

@@ -34,6 +34,8 @@ struct OpConfig<softplus> : SoftplusConfig {};
 template <>
 struct OpConfig<gated_norm> : GatedNormConfig {};
 template <>
+struct OpConfig<divided_norm> : DividedNormConfig {};
+template <>
 struct OpConfig<single_column> : SingleColumnConfig {};
 template <>
 struct OpConfig<gather> : GatherConfig {};

@@ -36,6 +36,7 @@ LayerOps::LayerOps(int sm, gpu::KernelStore& store)
       silu_gate_(load("silu_gate", sm, store)),
       softplus_(load("softplus", sm, store)),
       gated_norm_(load("gated_norm", sm, store)),
+      divided_norm_(load("divided_norm", sm, store)),
       single_column_(load("single_column", sm, store)),
       gather_(load("gather", sm, store)),
       store_rows_(load("store_rows", sm, store)),
@@ -93,6 +94,10 @@ void LayerOps::gated_norm(const GatedNormParams& params, Stream stream) const {
   const int64_t heads = int64_t{params.rows} * params.heads;
   const int64_t of_block = params.dim > kMaxWarpHead ? 1 : gated_norm_.row_tile();
   gated_norm_.launch(blocks(ceil_div(heads, of_block)), params, stream, kOverlapped);
+}
+
+void LayerOps::divided_norm(const DividedNormKernelParams& params, Stream stream) const {
+  divided_norm_.launch(blocks(params.rows), params, stream, kOverlapped);
 }
 
 void LayerOps::single_column(const SingleColumnParams& params, Stream stream) const {

@@ -23,6 +23,7 @@ class LayerOps {
   void silu_gate(const SiluGateKernelParams& params, Stream stream) const;
   void softplus(const SoftplusParams& params, Stream stream) const;
   void gated_norm(const GatedNormParams& params, Stream stream) const;
+  void divided_norm(const DividedNormKernelParams& params, Stream stream) const;
   void single_column(const SingleColumnParams& params, Stream stream) const;
   void gather(const GatherParams& params, Stream stream) const;
   void store_rows(const StoreRowsParams& params, Stream stream) const;
@@ -34,8 +35,8 @@ class LayerOps {
 
  private:
   Kernel residual_, prepare_heads_, gated_activation_, sigmoid_gate_, delta_inputs_, mamba2_inputs_,
-      kda_gates_, silu_gate_, softplus_, gated_norm_, single_column_, gather_, store_rows_,
-      spread_columns_, soft_cap_, routing_, group_choices_, combine_;
+      kda_gates_, silu_gate_, softplus_, gated_norm_, divided_norm_, single_column_, gather_,
+      store_rows_, spread_columns_, soft_cap_, routing_, group_choices_, combine_;
 };
 
 // Enters the slots of new tokens in the device's copy of a request table, and the tokens that the

@@ -208,4 +208,42 @@ struct GatedNormConfig {
   }
 };
 
+// A half of a norm whose rows are divided among GPUs.
+struct DividedNormConfig {
+  using Params = DividedNormKernelParams;
+  static constexpr int kBlocksPerSm = 1;
+  static constexpr int kThreads = 256;
+  static constexpr KernelTraits kTraits = {kThreads, 0, 1, 0};
+
+  __device__ static float input(const Params& params, int i) {
+    const int64_t at = blockIdx.x * params.x_stride + i;
+    const float x = params.x_is_f32 ? static_cast<const float*>(params.x)[at]
+                                    : from_bf16(static_cast<const uint16_t*>(params.x)[at]);
+    if (!params.gate) return x;
+    const float gate = params.gate[blockIdx.x * params.gate_stride + i];
+    return x * gate * sigmoid_of(gate);
+  }
+
+  __device__ static void run(const Params& params) {
+    __shared__ float sums[kThreads / 32];
+    wait_and_allow_next();
+    float& squares = params.squares[blockIdx.x];
+    if (!params.out) {
+      float own = 0;
+      for (int i = threadIdx.x; i < params.dim; i += kThreads) {
+        own += input(params, i) * input(params, i);
+      }
+      own = block_sum<kThreads>(own, sums);
+      if (threadIdx.x == 0) squares = own;
+      return;
+    }
+    const float factor = rsqrtf(squares / params.row_dim + params.norm.epsilon);
+    auto* const out = static_cast<uint16_t*>(params.out) + blockIdx.x * params.out_stride;
+    for (int i = threadIdx.x; i < params.dim; i += kThreads) {
+      const float weight = params.norm.plus + params.norm.weight[i];
+      out[i] = to_bf16(input(params, i) * factor * weight);
+    }
+  }
+};
+
 }  // namespace fovea::kernels::cuda
