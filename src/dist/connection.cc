@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <ifaddrs.h>
 #include <net/if.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -12,7 +13,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
+#include <memory>
 #include <system_error>
 
 #include "core/check.h"
@@ -41,11 +44,57 @@ bool wait_for(int socket, short events, Deadline end) {
 
 bool is_gone(int error) { return error == EPIPE || error == ECONNRESET; }
 
-sockaddr_in socket_address(uint16_t port) {
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(port);
-  return address;
+// An address of either family, by getaddrinfo().
+using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
+
+// Returns the numeric address, or all of this machine's in a family if it is null; null: there is
+// none.
+Addresses find_address(const char* address, uint16_t port, int family) {
+  addrinfo wanted{};
+  wanted.ai_family = family;
+  wanted.ai_socktype = SOCK_STREAM;
+  wanted.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV | AI_PASSIVE;
+  addrinfo* found = nullptr;
+  const std::string service = std::to_string(port);
+  if (getaddrinfo(address, service.c_str(), &wanted, &found) != 0) found = nullptr;
+  return {found, &freeaddrinfo};
+}
+
+// Returns a socket that listens at a free port of all addresses, or -1 and errno. One of IPv6
+// takes connections to addresses of IPv4, too.
+int listen_to(int family) {
+  const Addresses any = find_address(nullptr, 0, family);
+  if (any == nullptr) {
+    errno = EAFNOSUPPORT;
+    return -1;
+  }
+  const int handle = socket(family, SOCK_STREAM, 0);
+  if (handle < 0) return -1;
+  const int off = 0;
+  if (family == AF_INET6) setsockopt(handle, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
+  if (bind(handle, any->ai_addr, any->ai_addrlen) == 0 && listen(handle, SOMAXCONN) == 0) {
+    return handle;
+  }
+  const int error = errno;
+  close(handle);
+  errno = error;
+  return -1;
+}
+
+// Both families have the port at the same place.
+uint16_t port_of(int socket) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof(address);
+  getsockname(socket, reinterpret_cast<sockaddr*>(&address), &length);
+  return ntohs(address.ss_family == AF_INET6
+                   ? reinterpret_cast<const sockaddr_in6&>(address).sin6_port
+                   : reinterpret_cast<const sockaddr_in&>(address).sin_port);
+}
+
+std::string text_of(const sockaddr& address, socklen_t length) {
+  std::array<char, INET6_ADDRSTRLEN> text{};
+  getnameinfo(&address, length, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST);
+  return text.data();
 }
 
 }  // namespace
@@ -111,16 +160,11 @@ int64_t Connection::peek(void* data, size_t bytes) const {
 
 void Connection::end() const { shutdown(socket_, SHUT_RDWR); }
 
-Listener::Listener() : handle_(socket(AF_INET, SOCK_STREAM, 0)) {
+Listener::Listener(bool ipv6) : handle_(ipv6 ? listen_to(AF_INET6) : -1) {
+  if (handle_ < 0) handle_ = listen_to(AF_INET);  // machines may have no IPv6
+  if (handle_ < 0) fail(ErrorCode::io, "rank 0 cannot listen for the others: {}", text_of(errno));
   socket_ = Connection(handle_);
-  sockaddr_in address = socket_address(0);
-  auto* const any = reinterpret_cast<sockaddr*>(&address);
-  socklen_t length = sizeof(address);
-  if (handle_ < 0 || bind(handle_, any, length) != 0 || listen(handle_, SOMAXCONN) != 0 ||
-      getsockname(handle_, any, &length) != 0) {
-    fail(ErrorCode::io, "rank 0 cannot listen for the others: {}", text_of(errno));
-  }
-  port_ = ntohs(address.sin_port);
+  port_ = port_of(handle_);
 }
 
 Connection Listener::accept(Deadline end) const {
@@ -132,11 +176,11 @@ Connection Listener::accept(Deadline end) const {
 }
 
 Connection connect_to(const std::string& address, uint16_t port, Deadline end) {
-  sockaddr_in to = socket_address(port);
-  if (inet_pton(AF_INET, address.c_str(), &to.sin_addr) != 1) return {};
-  const int handle = socket(AF_INET, SOCK_STREAM, 0);
+  const Addresses to = find_address(address.c_str(), port, AF_UNSPEC);
+  if (to == nullptr) return {};
+  const int handle = socket(to->ai_family, SOCK_STREAM, 0);
   Connection made(handle);
-  if (connect(handle, reinterpret_cast<const sockaddr*>(&to), sizeof(to)) == 0) return made;
+  if (connect(handle, to->ai_addr, to->ai_addrlen) == 0) return made;
   if (errno != EINPROGRESS || !wait_for(handle, POLLOUT, end)) return {};
   int error = 0;
   socklen_t length = sizeof(error);
@@ -145,20 +189,25 @@ Connection connect_to(const std::string& address, uint16_t port, Deadline end) {
 }
 
 std::vector<std::string> own_addresses() {
-  std::vector<std::string> addresses;
+  std::vector<std::string> ipv4, ipv6, own = {"127.0.0.1"};
   ifaddrs* all = nullptr;
   if (getifaddrs(&all) != 0) all = nullptr;
   for (const ifaddrs* one = all; one != nullptr; one = one->ifa_next) {
-    if (one->ifa_addr == nullptr || one->ifa_addr->sa_family != AF_INET) continue;
-    if ((one->ifa_flags & IFF_LOOPBACK) != 0 || (one->ifa_flags & IFF_UP) == 0) continue;
-    char text[INET_ADDRSTRLEN] = {};
-    const auto* const address = reinterpret_cast<const sockaddr_in*>(one->ifa_addr);
-    inet_ntop(AF_INET, &address->sin_addr, text, sizeof(text));
-    addresses.emplace_back(text);
+    if (one->ifa_addr == nullptr || (one->ifa_flags & IFF_UP) == 0) continue;
+    const bool is_own = (one->ifa_flags & IFF_LOOPBACK) != 0;
+    if (one->ifa_addr->sa_family == AF_INET && !is_own) {
+      ipv4.push_back(text_of(*one->ifa_addr, sizeof(sockaddr_in)));
+    }
+    if (one->ifa_addr->sa_family != AF_INET6) continue;
+    const in6_addr& address = reinterpret_cast<const sockaddr_in6*>(one->ifa_addr)->sin6_addr;
+    // Others would need the name that their own interface has.
+    if (IN6_IS_ADDR_LINKLOCAL(&address)) continue;
+    (is_own ? own : ipv6).push_back(text_of(*one->ifa_addr, sizeof(sockaddr_in6)));
   }
   freeifaddrs(all);
-  addresses.emplace_back("127.0.0.1");
-  return addresses;
+  ipv4.insert(ipv4.end(), ipv6.begin(), ipv6.end());
+  ipv4.insert(ipv4.end(), own.begin(), own.end());
+  return ipv4;
 }
 
 }  // namespace fovea

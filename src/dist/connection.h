@@ -38,10 +38,11 @@ class Connection {
   int socket_ = -1;
 };
 
-// Accepts connections to a free port of all of this machine's addresses.
+// Accepts connections to a free port of all of this machine's addresses; without IPv6, or if the
+// machine has none, of those of IPv4.
 class Listener {
  public:
-  Listener();  // throws Error{io}
+  explicit Listener(bool ipv6 = true);  // throws Error{io}
   // Returns a connection, or a closed one at the deadline.
   Connection accept(Deadline end) const;
   uint16_t port() const { return port_; }
@@ -52,10 +53,12 @@ class Listener {
   uint16_t port_ = 0;
 };
 
-// Returns a connection, or a closed one if nobody answers until the deadline.
+// Returns a connection to a numeric address of either family, or a closed one if nobody answers
+// until the deadline.
 Connection connect_to(const std::string& address, uint16_t port, Deadline end);
 
-// Returns the IPv4 addresses of this machine, 127.0.0.1 last.
+// Returns the addresses of this machine that others may reach: those of IPv4, those of IPv6, and
+// last those that only this machine reaches, 127.0.0.1 and, if it is there, ::1.
 std::vector<std::string> own_addresses();
 
 }  // namespace fovea

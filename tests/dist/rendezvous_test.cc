@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <exception>
 #include <filesystem>
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "dist/collective_checks.h"
+#include "dist/connection.h"
 #include "dist/run_ranks.h"
 #include "fovea/nccl_communicator.h"
 #include "fovea/process_ranks.h"
@@ -131,6 +133,36 @@ TEST_F(Rendezvous, AnOldSecretIsNotAccepted) {
   write_file(text);
   (void)meet_by_file(options(1, 2));
   rank0.join();
+}
+
+// Both families reach rank 0, whichever its socket has.
+TEST_F(Rendezvous, RanksMeetAtAddressesOfBothFamilies) {
+  const std::vector<std::string> own = own_addresses();
+  for (const std::string address : {"127.0.0.1", "::1"}) {
+    if (std::ranges::find(own, address) == own.end()) continue;  // the machine has no IPv6
+    SCOPED_TRACE(address);
+    std::thread rank0([&] { (void)meet_by_file(options(0, 2)); });
+    std::string text;
+    while ((text = read_file()).empty()) std::this_thread::sleep_for(milliseconds(1));
+    text.erase(text.find_last_of('\n', text.size() - 2) + 1);
+    write_file(text + address + '\n');
+    EXPECT_NO_THROW((void)meet_by_file(options(1, 2)));
+    rank0.join();
+  }
+}
+
+TEST(Connection, AListenerWithoutIpv6IsReachedByIpv4) {
+  const Listener listener(false);
+  const Connection there = connect_to("127.0.0.1", listener.port(), after(milliseconds(1000)));
+  const Connection here = listener.accept(after(milliseconds(1000)));
+  ASSERT_TRUE(there.is_open() && here.is_open());
+  int32_t value = 5, got = 0;
+  EXPECT_EQ(there.send(&value, sizeof(value), after(milliseconds(1000))), "");
+  EXPECT_EQ(here.receive(&got, sizeof(got), after(milliseconds(1000))), "");
+  EXPECT_EQ(got, value);
+  EXPECT_FALSE(connect_to("::1", listener.port(), after(milliseconds(1000))).is_open());
+  EXPECT_FALSE(connect_to("localhost", listener.port(), after(milliseconds(1000))).is_open())
+      << "names are not looked up";
 }
 
 TEST_F(Rendezvous, AbsentRanksAreNamed) {
