@@ -4,6 +4,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <memory>
 #include <string>
 
@@ -21,6 +22,8 @@ struct NcclId {
 struct NcclOptions {
   std::string path = {};           // path of another NCCL
   void* barrier_memory = nullptr;  // 4 bytes of device memory; null: allocated on the device
+  // How long a rank waits for all others to join. NCCL before 2.14 waits for as long as it takes.
+  std::chrono::milliseconds timeout{120'000};
 };
 
 // Throws Error{unsupported} with the reason if there is no usable NCCL (2.7 or later), and
@@ -29,8 +32,8 @@ NcclId make_nccl_id(const NcclOptions& options = {});
 
 // Joins a group of `size` ranks, each on a GPU of its own; returns when all have joined. Calls are
 // enqueued on the stream that they get, also in a capture. check() asks NCCL for errors of enqueued
-// calls; abort() ends them on this rank. Errors as above, and Error{invalid_argument} for a rank or
-// device that is out of range.
+// calls; abort() ends them on this rank. Errors as above, Error{device_failure} if a rank does not
+// come within the timeout, and Error{invalid_argument} for a rank, device or timeout out of range.
 std::unique_ptr<Communicator> make_nccl_communicator(const NcclId& id, int rank, int size,
                                                      Device device,
                                                      const NcclOptions& options = {});

@@ -9,6 +9,7 @@
 
 #include "core/check.h"
 #include "core/check_device.h"
+#include "dist/connection.h"
 #include "dist/nccl_library.h"
 #include "gpu/gpu.h"
 
@@ -39,6 +40,20 @@ int type_of(DType dtype) {
   }
 }
 
+int op_of(ReduceOp op) { return op == ReduceOp::sum ? nccl::kSum : nccl::kMax; }
+
+// Waits until a call that goes on in the background has ended. Returns its result, or kInProgress
+// at the deadline.
+Result wait_for(const Library& library, nccl::Comm comm, Result result, Deadline end) {
+  constexpr std::chrono::milliseconds kPause{1};
+  while (result == nccl::kInProgress && std::chrono::steady_clock::now() < end) {
+    const Result asked = library.async_error(comm, &result);
+    if (asked != nccl::kSuccess) return asked;
+    if (result == nccl::kInProgress) std::this_thread::sleep_for(kPause);
+  }
+  return result;
+}
+
 // The context of the table of functions.
 struct NcclRanks {
   std::shared_ptr<const Library> calls;
@@ -49,6 +64,10 @@ struct NcclRanks {
   void* barrier_memory = nullptr;
   std::optional<gpu::DeviceBuffer> barrier_buffer = {};
   bool aborted = false;
+  std::chrono::milliseconds timeout{};
+
+  // A call of a communicator that does not block may first connect ranks in the background.
+  Result ended(Result result) const { return wait_for(*calls, comm, result, after(timeout)); }
 
   int all_to_all(const void* send, void* receive, size_t bytes, Stream stream) const {
     Result result = calls->group_start();
@@ -60,7 +79,7 @@ struct NcclRanks {
       result = calls->receive(static_cast<char*>(receive) + offset, bytes, nccl::kBytes, rank, comm,
                               stream);
     }
-    const Result end = calls->group_end();
+    const Result end = ended(calls->group_end());
     return result != nccl::kSuccess ? result : end;
   }
   int barrier(Stream stream) {
@@ -69,8 +88,8 @@ struct NcclRanks {
       context.bind();
       barrier_memory = barrier_buffer.emplace(sizeof(int32_t)).data();
     }
-    return calls->all_reduce(barrier_memory, barrier_memory, 1, nccl::kInt32, nccl::kMax, comm,
-                             stream);
+    return ended(calls->all_reduce(barrier_memory, barrier_memory, 1, nccl::kInt32, nccl::kMax,
+                                   comm, stream));
   }
 };
 
@@ -80,20 +99,19 @@ void set_collectives(CommunicatorFunctions& table) {
   table.all_reduce = [](void* context, const void* send, void* receive, int64_t count, DType dtype,
                         ReduceOp op, Stream stream) {
     const NcclRanks& own = ranks_of(context);
-    return own.calls->all_reduce(send, receive, static_cast<size_t>(count), type_of(dtype),
-                                 op == ReduceOp::sum ? nccl::kSum : nccl::kMax, own.comm, stream);
+    return own.ended(own.calls->all_reduce(send, receive, static_cast<size_t>(count),
+                                           type_of(dtype), op_of(op), own.comm, stream));
   };
   table.reduce_scatter = [](void* context, const void* send, void* receive, int64_t count,
                             DType dtype, ReduceOp op, Stream stream) {
     const NcclRanks& own = ranks_of(context);
-    return own.calls->reduce_scatter(send, receive, static_cast<size_t>(count), type_of(dtype),
-                                     op == ReduceOp::sum ? nccl::kSum : nccl::kMax, own.comm,
-                                     stream);
+    return own.ended(own.calls->reduce_scatter(send, receive, static_cast<size_t>(count),
+                                               type_of(dtype), op_of(op), own.comm, stream));
   };
   table.all_gather = [](void* context, const void* send, void* receive, size_t bytes,
                         Stream stream) {
     const NcclRanks& own = ranks_of(context);
-    return own.calls->all_gather(send, receive, bytes, nccl::kBytes, own.comm, stream);
+    return own.ended(own.calls->all_gather(send, receive, bytes, nccl::kBytes, own.comm, stream));
   };
   table.all_to_all = [](void* context, const void* send, void* receive, size_t bytes,
                         Stream stream) {
@@ -101,7 +119,7 @@ void set_collectives(CommunicatorFunctions& table) {
   };
   table.broadcast = [](void* context, void* data, size_t bytes, int root, Stream stream) {
     const NcclRanks& own = ranks_of(context);
-    return own.calls->broadcast(data, data, bytes, nccl::kBytes, root, own.comm, stream);
+    return own.ended(own.calls->broadcast(data, data, bytes, nccl::kBytes, root, own.comm, stream));
   };
   table.barrier = [](void* context, Stream stream) { return ranks_of(context).barrier(stream); };
 }
@@ -157,6 +175,27 @@ std::unique_ptr<Communicator> make_over(std::unique_ptr<NcclRanks> ranks, int ra
   return communicator;
 }
 
+// Joins the group. The rank that died cannot be named: NCCL knows only that not all are there.
+void join(NcclRanks& ranks, const NcclId& id, int rank) {
+  const Library& calls = *ranks.calls;
+  if (calls.init_rank_config == nullptr) {
+    return check_result(calls, calls.init_rank(&ranks.comm, ranks.size, id, rank),
+                        "ncclCommInitRank");
+  }
+  const Deadline end = after(ranks.timeout);
+  nccl::Config config;
+  Result result = calls.init_rank_config(&ranks.comm, ranks.size, id, rank, &config);
+  if (ranks.comm != nullptr) result = wait_for(calls, ranks.comm, result, end);
+  if (result == nccl::kSuccess) return;
+  if (ranks.comm != nullptr) abort_meanwhile(ranks.calls, ranks.comm);
+  if (result == nccl::kInProgress) {
+    fail(ErrorCode::device_failure,
+         "nccl: rank {} of {} has waited for {:g} s, and not all others have joined", rank,
+         ranks.size, std::chrono::duration<double>(ranks.timeout).count());
+  }
+  check_result(calls, result, "ncclCommInitRankConfig");
+}
+
 void check_gpu(Device device) {
   check_device(device, "device");
   check_argument(device.kind == DeviceKind::cuda, "device is {}, must be a GPU",
@@ -177,16 +216,18 @@ std::unique_ptr<Communicator> make_nccl_communicator(const NcclId& id, int rank,
   check_gpu(device);
   check_argument(size > 0, "size is {}, must be positive", size);
   check_argument(rank >= 0 && rank < size, "rank is {}, must be in [0, {})", rank, size);
+  check_argument(options.timeout.count() > 0, "timeout is {} ms, must be positive",
+                 options.timeout.count());
   auto ranks = std::make_unique<NcclRanks>();
   ranks->calls = nccl::load(options.path);
   ranks->size = size;
   ranks->device = device;
   ranks->owned = true;
+  ranks->timeout = options.timeout;
   ranks->barrier_memory = options.barrier_memory;
   std::optional<gpu::Context> context;
   if (options.barrier_memory == nullptr) context.emplace(device.index).bind();
-  check_result(*ranks->calls, ranks->calls->init_rank(&ranks->comm, size, id, rank),
-               "ncclCommInitRank");
+  join(*ranks, id, rank);
   return make_over(std::move(ranks), rank);
 }
 

@@ -36,6 +36,8 @@ std::shared_ptr<const Library> load(const std::string& given) {
   FOVEA_NCCL_FUNCTIONS(FOVEA_FIND)
 #undef FOVEA_FIND
   find(opened, "ncclGetErrorString", path, library->error_text);
+  library->init_rank_config = reinterpret_cast<decltype(library->init_rank_config)>(
+      dlsym(opened, "ncclCommInitRankConfig"));
   return library;
 }
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A stand-in for NCCL: its functions over host memory, for ranks that are threads of one process.
 // Streams are ignored. It refuses what NCCL refuses of what Fovea could get wrong: types,
-// operators, and groups that are not an exchange between all ranks.
+// operators, and groups that are not an exchange between all ranks. A communicator that does not
+// block joins in the background, and so does its first collective. With FOVEA_OLD_NCCL all block.
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -20,7 +21,7 @@ using fovea::NcclId;
 using fovea::ReduceOp;
 using fovea::Stream;
 
-constexpr int kSystemError = 2, kInvalidArgument = 4, kRemoteError = 6;
+constexpr int kSystemError = 2, kInvalidArgument = 4, kRemoteError = 6, kInProgress = 7;
 
 struct Operation {
   bool sends = false;
@@ -31,12 +32,17 @@ struct Operation {
 
 struct Rank {
   std::unique_ptr<Communicator> ranks;
-  std::vector<Operation> group;
+  std::vector<Operation> group = {};
+  int number = 0;  // its group
+  bool blocks = true;
+  bool is_late = false;  // the next collective ends in the background
+  int late_result = 0;
 };
 
 std::mutex mutex;
 int next_id = 1;
 std::map<int, std::vector<std::unique_ptr<Communicator>>> groups;
+std::map<int, int> joined;  // ranks of each group
 thread_local bool in_group = false;
 thread_local Rank* group_rank = nullptr;
 
@@ -50,6 +56,14 @@ int result_of(const Body& body) {
   } catch (const fovea::Error&) {
     return kRemoteError;
   }
+}
+
+template <typename Body>
+int collective(Rank& rank, const Body& body) {
+  const int result = result_of([&] { body(*rank.ranks); });
+  if (!std::exchange(rank.is_late, false)) return result;
+  rank.late_result = result;
+  return kInProgress;
 }
 
 bool parse(int type, int op, DType& dtype, ReduceOp& parsed) {
@@ -72,7 +86,9 @@ FAKE int ncclGetUniqueId(NcclId* id) {
   return 0;
 }
 
-FAKE int ncclCommInitRank(void** comm, int size, NcclId id, int rank) {
+namespace {
+
+int init(void** comm, int size, NcclId id, int rank, bool blocks) {
   int number = 0;
   std::memcpy(&number, id.bytes.data(), sizeof(number));
   const std::lock_guard lock(mutex);
@@ -80,9 +96,29 @@ FAKE int ncclCommInitRank(void** comm, int size, NcclId id, int rank) {
   auto& group = groups[number];
   if (group.empty()) group = fovea::make_thread_communicators(size);
   if (group.size() != static_cast<size_t>(size)) return kInvalidArgument;
-  *comm = new Rank{std::move(group[static_cast<size_t>(rank)]), {}};
-  return 0;
+  *comm = new Rank{.ranks = std::move(group[static_cast<size_t>(rank)]),
+                   .number = number,
+                   .blocks = blocks,
+                   .is_late = !blocks};
+  ++joined[number];
+  return blocks ? 0 : kInProgress;
 }
+
+}  // namespace
+
+FAKE int ncclCommInitRank(void** comm, int size, NcclId id, int rank) {
+  return init(comm, size, id, rank, true);
+}
+#ifndef FOVEA_OLD_NCCL
+FAKE int ncclCommInitRankConfig(void** comm, int size, NcclId id, int rank,
+                                const fovea::nccl::Config* config) {
+  if (config->bytes != 24 || config->magic != 0xcafebeef || config->version != 21400) {
+    return kInvalidArgument;
+  }
+  if (config->blocking != 0) return kInvalidArgument;  // Fovea has no use for it
+  return init(comm, size, id, rank, false);
+}
+#endif
 
 FAKE int ncclCommCount(void* comm, int* size) {
   *size = rank_of(comm).ranks->size();
@@ -93,7 +129,14 @@ FAKE int ncclCommUserRank(void* comm, int* rank) {
   return 0;
 }
 FAKE int ncclCommGetAsyncError(void* comm, int* error) {
-  *error = result_of([&] { rank_of(comm).ranks->check(); });
+  Rank& rank = rank_of(comm);
+  const std::lock_guard lock(mutex);
+  if (!rank.blocks && joined[rank.number] < rank.ranks->size()) {
+    *error = kInProgress;
+    return 0;
+  }
+  *error = std::exchange(rank.late_result, 0);
+  if (*error == 0) *error = result_of([&] { rank.ranks->check(); });
   return 0;
 }
 FAKE int ncclCommAbort(void* comm) {
@@ -112,15 +155,15 @@ FAKE const char* ncclGetErrorString(int error) {
 }
 
 // NCCL's two reductions, which have the same parameters.
-#define FAKE_REDUCTION(name, method)                                                          \
-  FAKE int name(const void* send, void* receive, size_t count, int type, int op, void* comm,  \
-                Stream) {                                                                     \
-    DType dtype;                                                                              \
-    ReduceOp parsed;                                                                          \
-    if (!parse(type, op, dtype, parsed)) return kInvalidArgument;                             \
-    return result_of([&] {                                                                    \
-      rank_of(comm).ranks->method(send, receive, static_cast<int64_t>(count), dtype, parsed); \
-    });                                                                                       \
+#define FAKE_REDUCTION(name, method)                                                         \
+  FAKE int name(const void* send, void* receive, size_t count, int type, int op, void* comm, \
+                Stream) {                                                                    \
+    DType dtype;                                                                             \
+    ReduceOp parsed;                                                                         \
+    if (!parse(type, op, dtype, parsed)) return kInvalidArgument;                            \
+    return collective(rank_of(comm), [&](Communicator& ranks) {                              \
+      ranks.method(send, receive, static_cast<int64_t>(count), dtype, parsed);               \
+    });                                                                                      \
   }
 FAKE_REDUCTION(ncclAllReduce, all_reduce)
 FAKE_REDUCTION(ncclReduceScatter, reduce_scatter)
@@ -128,14 +171,16 @@ FAKE_REDUCTION(ncclReduceScatter, reduce_scatter)
 FAKE int ncclAllGather(const void* send, void* receive, size_t count, int type, void* comm,
                        Stream) {
   if (type != 0) return kInvalidArgument;
-  return result_of([&] { rank_of(comm).ranks->all_gather(send, receive, count); });
+  return collective(rank_of(comm),
+                    [&](Communicator& ranks) { ranks.all_gather(send, receive, count); });
 }
 // Fovea broadcasts in place.
 #define FAKE_BROADCAST(name)                                                                   \
   FAKE int name(const void* send, void* receive, size_t count, int type, int root, void* comm, \
                 Stream) {                                                                      \
     if (type != 0 || send != receive) return kInvalidArgument;                                 \
-    return result_of([&] { rank_of(comm).ranks->broadcast(receive, count, root); });           \
+    return collective(rank_of(comm),                                                           \
+                      [&](Communicator& ranks) { ranks.broadcast(receive, count, root); });    \
   }
 FAKE_BROADCAST(ncclBroadcast)
 
@@ -171,7 +216,8 @@ FAKE int ncclGroupEnd() {
     char* const part = send.data() + static_cast<size_t>(operation.peer) * bytes;
     if (operation.sends && bytes > 0) std::memcpy(part, operation.data, bytes);
   }
-  const int result = result_of([&] { own.ranks->all_to_all(send.data(), receive.data(), bytes); });
+  const int result = collective(
+      own, [&](Communicator& ranks) { ranks.all_to_all(send.data(), receive.data(), bytes); });
   for (const Operation& operation : group) {
     const char* const part = receive.data() + static_cast<size_t>(operation.peer) * bytes;
     if (!operation.sends && bytes > 0) std::memcpy(operation.data, part, bytes);
