@@ -7,6 +7,8 @@
 #include <span>
 #include <utility>
 
+#include "fovea/error.h"
+
 namespace fovea {
 namespace {
 
@@ -76,6 +78,8 @@ void DraftStates::forget(int64_t request) {
   try {
     caches_.publish(state.lease, {std::span(state.tokens).first(known), state.salt});
   } catch (const std::bad_alloc&) {  // costs a later request time only
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::out_of_memory) throw;
   }
   caches_.release(state.lease);
   states_.erase(found);

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/load_engine.h"
 #include "engine/small_engine.h"
 #include "fovea/error.h"
 #include "support/count_allocations.h"
@@ -32,8 +33,8 @@ std::vector<GenerateRequest> requests_of(const std::string& model) {
 
 // Runs the requests again and again, and lets a later allocation fail each time.
 void expect_no_token_lost(const EngineOptions& options,
-                          const std::vector<GenerateRequest>& requests) {
-  std::unique_ptr<Engine> engine = Engine::load(options);
+                          const std::vector<GenerateRequest>& requests, bool runner_draws = false) {
+  std::unique_ptr<Engine> engine = load_engine(options, {}, runner_draws);
   std::vector<std::vector<int32_t>> want;
   for (const GenerateResult& result : engine->generate(requests)) want.push_back(result.tokens);
   int failures = 0;
@@ -100,6 +101,17 @@ TEST(ExhaustedMemoryOfSchemas, AStepThatFailsCostsNoToken) {
     options.overlap = overlap;
     expect_no_token_lost(options, requests);
   }
+}
+
+// A pass is enqueued while a pass of its drafter is in flight, and either may fail.
+TEST(ExhaustedMemoryOfDrafts, AStepThatFailsCostsNoToken) {
+  EngineOptions options = small_options("llama");
+  options.speculate = "eagle:" FOVEA_SOURCE_DIR "/testdata/drafts/llama_eagle";
+  options.always_speculate = true;
+  options.batch_invariant = true;
+  std::vector<GenerateRequest> requests = requests_of("llama");
+  for (GenerateRequest& request : requests) request.sampling.max_new_tokens += 3;
+  expect_no_token_lost(options, requests, true);
 }
 
 // Everything built so far is freed: AddressSanitizer would report a leak.
