@@ -2,6 +2,7 @@
 #include "engine/cuda_batch.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "core/rounding.h"
 #include "engine/graph_sizes.h"
@@ -80,15 +81,15 @@ CudaBatch::Layouts CudaBatch::layouts(const BatchLimits& limits, int32_t max_wid
 size_t CudaBatch::bytes(const BatchLimits& limits, const DrawLimits& draws) {
   const size_t requests = static_cast<size_t>(limits.max_requests);
   const int32_t count = few_tokens(limits, draws.max_width);
-  const size_t draw_bytes =
-      sizeof(int32_t) + static_cast<size_t>(draws.likeliest) * sizeof(cuda::LikelyToken);
+  const size_t draw_bytes = static_cast<size_t>(draws.lists) * sizeof(int32_t) +
+                            static_cast<size_t>(draws.likeliest) * sizeof(cuda::LikelyToken);
   return layouts(limits, draws.max_width).many.end + static_cast<size_t>(count) * draw_bytes +
          (requests + 1) * static_cast<size_t>(limits.max_kv_len) * sizeof(int32_t) +
          MaskedDraws::bytes(count, draws.mask_bits);
 }
 
 CudaBatch::CudaBatch(const BatchLimits& limits, const RequestTable& table, int sm,
-                     const DrawLimits& draws)
+                     const DrawLimits& draws, const DrawnLists& drawn)
     : recorder_(sm, cuda::kernel_store()),
       sampling_(sm, cuda::kernel_store()),
       limits_(limits),
@@ -99,7 +100,10 @@ CudaBatch::CudaBatch(const BatchLimits& limits, const RequestTable& table, int s
       pinned_(kPlaces * at_.many.end),
       q_lens_(static_cast<size_t>(limits.max_requests)),
       drawn_host_(kPlaces * static_cast<size_t>(few_tokens_) * sizeof(int32_t)),
-      drawn_(static_cast<size_t>(few_tokens_) * sizeof(int32_t)),
+      lists_(static_cast<size_t>(draws.lists) * static_cast<size_t>(few_tokens_) * sizeof(int32_t)),
+      drawn_(draws.lists > 0 ? DrawnLists{lists_.data<int32_t>(), nullptr} : drawn),
+      own_list_(0),
+      other_list_(draws.lists > 1 ? few_tokens_ : 0),
       likeliest_count_(static_cast<size_t>(draws.likeliest)),
       likeliest_host_(kPlaces * static_cast<size_t>(few_tokens_) * likeliest_count_ *
                       sizeof(TokenLogprob)),
@@ -108,12 +112,14 @@ CudaBatch::CudaBatch(const BatchLimits& limits, const RequestTable& table, int s
       table_(static_cast<size_t>(table.max_requests()) * static_cast<size_t>(table.row_stride()) *
              sizeof(int32_t)),
       masked_(few_tokens_, draws.mask_bits) {
+  if (draws.lists > 1) drawn_.drafter = drawn_.model + few_tokens_;
+  if (draws.lists == 0) own_list_ = static_cast<int32_t>(drawn_.drafter - drawn_.model);
   std::fill_n(pinned_.data<std::byte>(), pinned_.bytes(), std::byte{0});
   std::fill_n(drawn_host_.data<int32_t>(), drawn_host_.bytes() / sizeof(int32_t), -1);
   clear(at_.few, std::min(few_tokens_, limits.max_tokens));
   clear(at_.many, limits.max_tokens);
   gpu::copy_to_device(arrays_.data(), pinned_.data(), arrays_.bytes(), nullptr);
-  gpu::fill_bytes(drawn_.data(), 0xff, drawn_.bytes(), nullptr);
+  gpu::fill_bytes(lists_.data(), 0xff, lists_.bytes(), nullptr);
   gpu::fill_bytes(table_.data(), 0, table_.bytes(), nullptr);
   gpu::synchronize(nullptr);
 }
@@ -152,7 +158,8 @@ PassSize CudaBatch::fill(std::span<const PassPart> parts, RequestTable& table) {
     const PassPart& part = parts[i];
     const auto tokens = static_cast<int32_t>(part.tokens.size());
     token_rows = std::fill_n(token_rows, tokens, part.lease->row);
-    drawn_by = std::fill_n(drawn_by, tokens, part.drawn_by);
+    drawn_by = std::fill_n(drawn_by, tokens, part.drawn_by < 0 ? -1 : own_list_ + part.drawn_by);
+    std::iota(drawn_by - part.taken, drawn_by, other_list_ + part.taken_from);
     q_lens_[i] = tokens;
     host<int32_t>(at.state_slots)[i] = part.lease->state_slot;
     size.draws |= part.sampling != nullptr;
@@ -234,7 +241,7 @@ void CudaBatch::record_slots(const PassSize& size, Stream stream) const {
                                        table_.data<int32_t>(),
                                        table_stride_,
                                        device<int32_t>(at.drawn_by),
-                                       drawn_.data<int32_t>(),
+                                       drawn_.model,
                                        device<int32_t>(at.tokens),
                                        size.tokens};
   recorder_.record(params, stream);
@@ -266,7 +273,7 @@ void CudaBatch::draw(std::span<const cuda::Draw> list, const PassSize& size, con
       .logits = rows.data - int64_t{rows.first} * rows.vocabulary,
       .stride = rows.vocabulary,
       .draws = device<cuda::Draw>(layout(size.tokens).draws) + first,
-      .tokens = drawn_.data<int32_t>() + first,
+      .tokens = drawn_.model + own_list_ + first,
       .vocabulary = rows.vocabulary,
       .likeliest_count = static_cast<int32_t>(likeliest_count_),
       .likeliest = likeliest_.data<cuda::LikelyToken>() + first * likeliest_count_};
@@ -277,7 +284,7 @@ void CudaBatch::draw(std::span<const cuda::Draw> list, const PassSize& size, con
 void CudaBatch::return_drawn(const PassSize& size, Stream stream) {
   int32_t* const to = drawn_host_.data<int32_t>() + place_ * static_cast<size_t>(few_tokens_);
   const auto count = static_cast<size_t>(size.draw_count);
-  gpu::copy_to_host(to, drawn_.data(), count * sizeof(int32_t), stream);
+  gpu::copy_to_host(to, drawn_.model + own_list_, count * sizeof(int32_t), stream);
   if (likeliest_count_ == 0) return;
   const size_t row = likeliest_count_ * sizeof(TokenLogprob);
   std::byte* const likeliest = likeliest_host_.data<std::byte>();

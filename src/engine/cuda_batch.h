@@ -23,6 +23,7 @@ struct DrawLimits {
   int32_t max_width = 1;  // draws of a part
   int32_t mask_bits = 0;  // tokens that have a bit in masks; 0: no part may be masked
   int32_t likeliest = 0;  // tokens that each draw finds besides its own
+  int32_t lists = 1;      // ModelRunnerOptions::drawn_lists
 };
 
 class CudaBatch {
@@ -31,9 +32,9 @@ class CudaBatch {
   static constexpr size_t kPlaces = 3;
 
   // Allocates the arrays, which begin as those of empty requests, and a zeroed copy of the request
-  // table on the current GPU.
+  // table on the current GPU. Without lists of its own, it has those of another batch.
   CudaBatch(const BatchLimits& limits, const RequestTable& table, int sm,
-            const DrawLimits& draws = {});
+            const DrawLimits& draws = {}, const DrawnLists& drawn = {});
 
   // Fills the arrays in the next place of the ring, whose last pass must have ended, and returns
   // the sizes of the parts. Throws Error{invalid_argument} if they exceed the limits.
@@ -89,6 +90,7 @@ class CudaBatch {
     const size_t row = place * static_cast<size_t>(few_tokens_) + draw;
     return {likeliest_host_.data<TokenLogprob>() + row * likeliest_count_, likeliest_count_};
   }
+  const DrawnLists& drawn_lists() const { return drawn_; }
   const void* draws(const PassSize& size) const {
     return device<kernels::cuda::Draw>(layout(size.tokens).draws);
   }
@@ -98,7 +100,7 @@ class CudaBatch {
   BatchView view(const PassSize& size) const;
   ModelInputs inputs(const PassSize& size) const;
   size_t bytes() const {
-    return arrays_.bytes() + table_.bytes() + drawn_.bytes() + likeliest_.bytes() + masked_.bytes();
+    return arrays_.bytes() + table_.bytes() + lists_.bytes() + likeliest_.bytes() + masked_.bytes();
   }
   // Returns the bytes that the arrays take, for a table with a row for each request and the
   // reserved one. Needs no GPU.
@@ -148,7 +150,10 @@ class CudaBatch {
   gpu::PinnedBuffer pinned_;      // [kPlaces] blocks
   std::vector<int32_t> q_lens_;   // [max_requests]
   gpu::PinnedBuffer drawn_host_;  // [kPlaces, few_tokens]
-  gpu::DeviceBuffer drawn_;       // [few_tokens] tokens that the last pass drew
+  gpu::DeviceBuffer lists_;       // [DrawLimits::lists, few_tokens]
+  DrawnLists drawn_;
+  // Offsets from DrawnLists::model to the list of this batch, and to that of the other one.
+  int32_t own_list_, other_list_;
   size_t likeliest_count_;
   gpu::PinnedBuffer likeliest_host_;  // [kPlaces, few_tokens, likeliest_count]
   gpu::DeviceBuffer likeliest_;       // [few_tokens, likeliest_count]

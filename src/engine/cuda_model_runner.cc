@@ -41,6 +41,7 @@ class CudaModelRunner final : public ModelRunner {
   std::span<const TokenLogprob> likeliest(size_t draw) const override {
     return batch_.likeliest(collected_, draw);
   }
+  DrawnLists drawn_lists() const override { return batch_.drawn_lists(); }
   RunnerStats stats() const override { return stats_; }
 
  private:
@@ -108,7 +109,8 @@ CudaModelRunner::CudaModelRunner(ReservedModel model, CacheSet& caches,
       limits_(options.limits),
       batch_(options.limits, caches.table(), model_.model().device().sm(),
              {options.max_width, bits_of_masks(options.masked_draws, vocabulary()),
-              options.likeliest}),
+              options.likeliest, options.drawn_lists},
+             options.drawn),
       finds_likeliest_(options.likeliest > 0 && draws()),
       prefixes_(prefixes),
       logit_rows_(std::clamp(options.logit_rows, std::min(limits_.max_requests, limits_.max_tokens),

@@ -98,6 +98,7 @@ SizedEngine size_draft_model(const DraftModel& draft, const DeviceInfo& device) 
   const bool wide = draft.head != nullptr || draft.options.draft_branches > 1;
   sized.max_width = wide ? 1 + draft.options.max_drafts : kDraftWidth;
   sized.masked_draws = false;
+  sized.drawn_lists = 0;  // that of the model's runner
   if (draft.options.draft_branches > 1) {
     sized.likeliest = draft.options.draft_branches;
     sized.scheduling.max_drafts = draft.options.max_drafts;

@@ -47,6 +47,18 @@ Drafting DraftStates::begin(Request& request, int32_t max_drafts) {
           .skipped = skipped};
 }
 
+Drafting DraftStates::go_on(Request& request, int32_t tokens) {
+  const auto found = states_.find(request.id);
+  if (found == states_.end()) return {};
+  DraftState& state = found->second;
+  const int32_t skipped = is_head_ ? 1 : 0;
+  const int32_t begin = request.length() - skipped;
+  const bool computed = state.exact == begin && state.tokens.size() >= static_cast<size_t>(begin);
+  if (!computed || begin + tokens > limits_.max_kv_len) return {};
+  if (!caches_.extend(state.lease, begin, begin + tokens)) return {};
+  return {.request = &request, .state = &state, .begin = begin, .skipped = skipped};
+}
+
 bool DraftStates::admit(const Request& request, DraftState& state) {
   std::span<const int32_t> tokens = request.tokens;
   state.salt = request.salt;

@@ -46,6 +46,9 @@ class DraftStates {
   // Begins the request's drafts with its last token, and finds the part of its text that is in the
   // caches already. `wanted` is 0 if it gets no drafts.
   Drafting begin(Request& request, int32_t max_drafts);
+  // Prepares the computation of the next `tokens` tokens of the request, which follow its text.
+  // Without a state, the request cannot be computed: it lacks tokens before, or memory.
+  Drafting go_on(Request& request, int32_t tokens);
   // Gives back the request's memory, after a step in which it found none, and its drafts to come.
   void drop(Drafting& drafting);
   // Leaves the text to the prefix cache.

@@ -33,12 +33,14 @@ std::vector<std::string> load_notes(const EngineOptions& options, const ModelInf
 
 std::shared_ptr<ModelDevice> make_model_device(const EngineOptions& options,
                                                const DeviceInfo& device, ThreadPool& threads,
-                                               const ModelRanks& ranks) {
+                                               const ModelRanks& ranks,
+                                               std::shared_ptr<ModelDevice> stream_of = {}) {
   if (device.kind == DeviceKind::cpu) return make_host_device(threads, ranks);
   return make_cuda_device({.index = device.index,
                            .max_rows = options.max_batch_tokens,
                            .row_invariant = options.batch_invariant,
-                           .ranks = ranks});
+                           .ranks = ranks,
+                           .stream_of = std::move(stream_of)});
 }
 
 // Returns the free bytes of the rank that has the fewest, because all need the same caches.
@@ -72,8 +74,8 @@ void add_drafter(const EngineOptions& options, DeviceInfo device, std::optional<
   if (device.kind == DeviceKind::cpu) device.cores = parts.threads->size();
   SizedEngine sized = size_draft_model(*draft, device);
   parts.drafter_bytes = draft_bytes(*draft, sized, parts.caches->slots(), parts.threads->size());
-  parts.drafter =
-      make_model_drafter(*draft, std::move(sized), *parts.threads, *parts.caches, host_draws);
+  parts.drafter = make_model_drafter(*draft, std::move(sized), *parts.threads, *parts.caches,
+                                     host_draws, parts.runner->drawn_lists());
   parts.draft_model = std::move(draft->model);
 }
 
@@ -87,13 +89,15 @@ std::unique_ptr<Engine> load_checked(const EngineOptions& given, const ModelRank
   }
   auto threads = std::make_unique<ThreadPool>(options.threads);
   const DeviceInfo device = find_device(options.device);
-  std::unique_ptr<Model> model =
-      load_model_of(options, make_model_device(options, device, *threads, ranks), *threads);
-  // Each of several ranks has the whole draft model.
+  const std::shared_ptr<ModelDevice> model_device =
+      make_model_device(options, device, *threads, ranks);
+  std::unique_ptr<Model> model = load_model_of(options, model_device, *threads);
+  // Each of several ranks has the whole draft model. Its passes and those of the model are enqueued
+  // on one stream, because they read each other's results.
   std::optional<DraftModel> draft;
   if (has_draft_model(options)) {
-    draft = load_draft_model(options, make_model_device(options, device, *threads, {}), *threads,
-                             *model);
+    draft = load_draft_model(
+        options, make_model_device(options, device, *threads, {}, model_device), *threads, *model);
   }
 
   const ModelInfo& info = model->info();
@@ -138,7 +142,8 @@ std::unique_ptr<Engine> load_checked(const EngineOptions& given, const ModelRank
                                     .max_width = sized.max_width,
                                     .captures_extends = sized.captures_extends,
                                     .masked_draws = sized.masked_draws,
-                                    .trees = options.draft_branches > 1});
+                                    .trees = options.draft_branches > 1,
+                                    .drawn_lists = sized.drawn_lists});
   add_drafter(options, device, std::move(draft), host_draws, parts);
   return std::make_unique<TextEngine>(std::move(parts));
 }

@@ -40,23 +40,47 @@ struct DraftPass {
   std::vector<size_t> members;  // indices into the requests that get drafts
   std::vector<int32_t> counts;  // tokens of each
   std::vector<bool> draws;      // they include the last one before its next draft
-  size_t logit_rows = 0;
+  std::vector<int32_t> draw;    // its place among all draws
+  size_t logit_rows = 0, all_draws = 0;
+
+  void clear() {
+    members.clear();
+    counts.clear();
+    draws.clear();
+    draw.clear();
+    logit_rows = all_draws = 0;
+  }
+};
+
+// A request's part of a pass that begin_next() has enqueued: all tokens that may become its text,
+// with a draft after each.
+struct Begun {
+  int64_t request = 0;
+  int32_t begin = 0, count = 0;  // its first token, and the number of tokens
+  int32_t first_draw = 0;
 };
 
 class ModelDrafter final : public Drafter {
  public:
   ModelDrafter(const DraftModel& draft, SizedEngine sized, ThreadPool& threads, CacheSet& caches,
-               bool host_draws);
+               bool host_draws, const DrawnLists& drawn);
   void draft(std::span<Request* const> requests, int32_t max_drafts, int32_t branches) override;
+  void finish() override;
+  void begin_next(std::span<const DrawnText> texts) override;
+  void abandon() override;
   double device_seconds() const override { return device_seconds_; }
   void forget(int64_t request) override { states_.forget(request); }
   void clear() override { states_.caches().clear(); }
 
  private:
   void draft_chains();
+  void go_on(ChainDrafting& drafting) const;
+  void take_begun();
+  void leave(const DraftPass& pass);
   bool choose(DraftPass& pass);
   void enqueue(DraftPass& pass);
   void add_features(const ChainDrafting& drafting, int32_t count);
+  void wait(const DraftPass& pass, std::span<float> logits);
   void collect(const DraftPass& pass, bool has_logits);
   void take_token(ChainDrafting& drafting, int32_t drawn, std::span<const float> logits);
 
@@ -70,13 +94,15 @@ class ModelDrafter final : public Drafter {
   std::vector<ChainDrafting> active_;  // requests that get chains
   std::vector<Drafting> growing_;      // requests that get trees
   DraftPass passes_[2];
+  const DraftPass* left_ = nullptr;                 // in flight since draft()
+  std::vector<Begun> begun_;                        // in flight since begin_next()
   std::vector<int32_t> tokens_, features_, drawn_;  // arrays of one pass
   std::vector<PassPart> parts_;
   double device_seconds_ = 0;
 };
 
 ModelDrafter::ModelDrafter(const DraftModel& draft, SizedEngine sized, ThreadPool& threads,
-                           CacheSet& caches, bool host_draws)
+                           CacheSet& caches, bool host_draws, const DrawnLists& drawn)
     : model_(*draft.model),
       selections_(std::move(sized.selections)),
       states_(std::move(sized.caches), sized.limits, draft.head != nullptr, caches),
@@ -89,7 +115,9 @@ ModelDrafter::ModelDrafter(const DraftModel& draft, SizedEngine sized, ThreadPoo
                                  .max_width = sized.max_width,
                                  .captures_extends = sized.captures_extends,
                                  .likeliest = sized.likeliest,
-                                 .trees = draft.options.draft_branches > 1})),
+                                 .trees = draft.options.draft_branches > 1,
+                                 .drawn_lists = sized.drawn_lists,
+                                 .drawn = drawn})),
       sampler_(model_.info().vocabulary),
       logits_(
           std::make_unique_for_overwrite<float[]>(static_cast<size_t>(sized.limits.max_requests) *
@@ -104,42 +132,147 @@ void ModelDrafter::draft(std::span<Request* const> requests, int32_t max_drafts,
   active_.clear();
   growing_.clear();
   device_seconds_ = 0;
-  for (Request* const request : requests) {
-    const Drafting drafting = states_.begin(*request, max_drafts);
-    if (drafting.wanted == 0) continue;
-    branches > 1 ? growing_.push_back(drafting) : active_.push_back({drafting});
-  }
   try {
+    for (Request* const request : requests) {
+      const Drafting drafting = states_.begin(*request, max_drafts);
+      if (drafting.wanted == 0) continue;
+      branches > 1 ? growing_.push_back(drafting) : active_.push_back({drafting});
+    }
     draft_chains();
     if (branches > 1) device_seconds_ = trees_->draft(growing_, branches);
   } catch (...) {
-    runner_->abandon();
-    for (const Drafting& drafting : active_) DraftStates::undo(drafting);
-    for (const Drafting& drafting : growing_) DraftStates::undo(drafting);
+    abandon();
     throw;
   }
 }
 
+void ModelDrafter::abandon() {
+  left_ = nullptr;
+  begun_.clear();
+  runner_->abandon();
+  for (const Drafting& drafting : active_) DraftStates::undo(drafting);
+  for (const Drafting& drafting : growing_) DraftStates::undo(drafting);
+  active_.clear();
+  growing_.clear();
+}
+
+// The tokens of all drafts that may be right are computed anew, which is what a head does anyway.
+// The features of all of them are there when the pass ends that draws them.
+void ModelDrafter::begin_next(std::span<const DrawnText> texts) {
+  if (!states_.is_head() || !runner_->draws()) return;
+  std::vector<Begun> begun;
+  features_.clear();
+  parts_.clear();
+  int32_t draws = 0;
+  for (const DrawnText& text : texts) {
+    const Drafting drafting = states_.go_on(*text.request, text.draws);
+    if (drafting.state == nullptr) continue;
+    begun.push_back({text.request->id, drafting.begin, text.draws, draws});
+    for (int32_t i = 0; i < text.draws; ++i) {
+      features_.push_back(states_.features_of(drafting, drafting.begin + i));
+    }
+    parts_.push_back({.begin = drafting.begin,
+                      .lease = &drafting.state->lease,
+                      .logit_rows = text.draws,
+                      .sampling = &drafting.state->sampling,
+                      .taken_from = text.first_draw,
+                      .taken = text.draws,
+                      .skipped = drafting.skipped});
+    draws += text.draws;
+  }
+  if (begun.empty()) return;
+  tokens_.assign(features_.size(), kUnknownToken);
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    const auto first = static_cast<size_t>(begun[i].first_draw);
+    const auto count = static_cast<size_t>(begun[i].count);
+    parts_[i].tokens = std::span(tokens_).subspan(first, count);
+    parts_[i].features = std::span(features_).subspan(first, count);
+  }
+  runner_->enqueue(parts_);
+  begun_ = std::move(begun);
+}
+
+// Makes the pass that begin_next() has enqueued the one before the next pass of chains. Requests
+// that go on with a draft of it come first: their hidden states are those of the pass before.
+void ModelDrafter::take_begun() {
+  for (ChainDrafting& drafting : active_) go_on(drafting);
+  const auto rest =
+      std::ranges::partition(active_, [](const auto& drafting) { return drafting.pending > 0; });
+  DraftPass& pass = passes_[1];
+  pass.clear();
+  for (size_t i = 0; i < active_.size() - rest.size(); ++i) {
+    pass.members.push_back(i);
+    pass.counts.push_back(0);
+    pass.draws.push_back(true);
+    pass.draw.push_back(active_[i].drawn_by);
+  }
+  pass.all_draws = static_cast<size_t>(begun_.back().first_draw + begun_.back().count);
+  begun_.clear();
+}
+
+// Enters the request's new tokens as computed, if the begun pass did it.
+void ModelDrafter::go_on(ChainDrafting& drafting) const {
+  const auto begun = std::ranges::find(begun_, drafting.request->id, &Begun::request);
+  if (begun == begun_.end() || begun->begin != drafting.begin) return;
+  const int32_t row = drafting.text_length() - 1 - drafting.begin;
+  if (row >= begun->count) return;
+  for (int32_t i = drafting.begin; i <= drafting.begin + row; ++i) {
+    drafting.state->tokens.push_back(drafting.text_token(i));
+  }
+  drafting.pending = 1;
+  drafting.drawn_by = drafting.hidden_row = begun->first_draw + row;
+}
+
 void ModelDrafter::draft_chains() {
-  bool in_flight = false;
+  bool in_flight = !begun_.empty();
+  if (in_flight) take_begun();
   for (size_t next = 0;; next ^= 1) {
     const bool more = choose(passes_[next]);
     if (more) enqueue(passes_[next]);
-    if (in_flight) collect(passes_[next ^ 1], !more);
+    if (in_flight && more) collect(passes_[next ^ 1], false);
+    if (in_flight && !more) leave(passes_[next ^ 1]);
     if (!more) break;
     in_flight = runner_->draws();
     if (!in_flight) collect(passes_[next], true);
   }
 }
 
+// Leaves the last pass in flight: the pass that verifies the drafts can be enqueued behind it.
+void ModelDrafter::leave(const DraftPass& pass) {
+  left_ = &pass;
+  for (size_t i = 0; i < pass.members.size(); ++i) {
+    const ChainDrafting& drafting = active_[pass.members[i]];
+    if (!pass.draws[i] || drafting.state == nullptr || drafting.ended) continue;
+    DraftTree& drafts = drafting.request->drafts;
+    drafts.tokens.push_back(DraftTree::kUnknown);
+    drafts.drawn_by = drafting.drawn_by;
+  }
+}
+
+// The draft model has not computed these drafts, so its text lacks them.
+void ModelDrafter::finish() {
+  if (!begun_.empty()) {  // for a step that has no drafts
+    active_.clear();
+    take_begun();
+    left_ = &passes_[1];
+  }
+  if (left_ != nullptr) wait(*left_, {});
+  left_ = nullptr;
+  for (const ChainDrafting& drafting : active_) {
+    DraftTree& drafts = drafting.request->drafts;
+    if (drafts.drawn_by < 0) continue;
+    const auto draw = static_cast<size_t>(std::exchange(drafts.drawn_by, -1));
+    drafts.tokens.back() = std::max(drawn_[draw], DraftTree::kUnknown);
+  }
+  active_.clear();
+  growing_.clear();
+}
+
 // Chooses the tokens of the next pass: those of requests that lack drafts and are not computed yet,
 // within the limit. Requests whose tokens find no memory give theirs back and get no more drafts.
 // Returns false if there are none.
 bool ModelDrafter::choose(DraftPass& pass) {
-  pass.members.clear();
-  pass.counts.clear();
-  pass.draws.clear();
-  pass.logit_rows = 0;
+  pass.clear();
   int32_t left = states_.limits().max_tokens;
   for (size_t i = 0; i < active_.size(); ++i) {
     ChainDrafting& drafting = active_[i];
@@ -153,10 +286,12 @@ bool ModelDrafter::choose(DraftPass& pass) {
     }
     left -= count;
     const bool draws = drafting.computed() + count == drafting.length();
+    pass.draw.push_back(static_cast<int32_t>(pass.members.size()));
     pass.members.push_back(i);
     pass.counts.push_back(count);
     pass.draws.push_back(draws);
     pass.logit_rows += draws;
+    ++pass.all_draws;
   }
   return !pass.members.empty();
 }
@@ -206,17 +341,21 @@ void ModelDrafter::enqueue(DraftPass& pass) {
   }
 }
 
+void ModelDrafter::wait(const DraftPass& pass, std::span<float> logits) {
+  drawn_.assign(pass.all_draws, -1);
+  device_seconds_ += runner_->collect(logits, drawn_).seconds();
+}
+
 // Waits for the pass. has_logits: it is the last one that was enqueued.
 void ModelDrafter::collect(const DraftPass& pass, bool has_logits) {
   const auto width = static_cast<size_t>(model_.info().vocabulary);
-  drawn_.assign(pass.members.size(), -1);
   const std::span<float> logits(logits_.get(), has_logits ? pass.logit_rows * width : 0);
-  device_seconds_ += runner_->collect(logits, drawn_).seconds();
+  wait(pass, logits);
   size_t row = 0;
   for (size_t i = 0; i < pass.members.size(); ++i) {
     if (!pass.draws[i]) continue;
     const size_t own = row++;
-    take_token(active_[pass.members[i]], drawn_[i],
+    take_token(active_[pass.members[i]], drawn_[static_cast<size_t>(pass.draw[i])],
                has_logits ? logits.subspan(own * width, width) : logits);
   }
 }
@@ -250,9 +389,10 @@ void ModelDrafter::take_token(ChainDrafting& drafting, int32_t drawn,
 }  // namespace
 
 std::unique_ptr<Drafter> make_model_drafter(const DraftModel& draft, SizedEngine sized,
-                                            ThreadPool& threads, CacheSet& caches,
-                                            bool host_draws) {
-  return std::make_unique<ModelDrafter>(draft, std::move(sized), threads, caches, host_draws);
+                                            ThreadPool& threads, CacheSet& caches, bool host_draws,
+                                            const DrawnLists& drawn) {
+  return std::make_unique<ModelDrafter>(draft, std::move(sized), threads, caches, host_draws,
+                                        drawn);
 }
 
 }  // namespace fovea

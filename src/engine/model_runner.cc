@@ -28,6 +28,7 @@ class HostModelRunner final : public ModelRunner {
   PassTimes collect(std::span<float> logits, std::span<int32_t> drawn) override;
   void abandon() override { passes_.clear(); }
   bool draws() const override { return sampler_.has_value(); }
+  DrawnLists drawn_lists() const override { return drawn_; }
   RunnerStats stats() const override { return {.memory = memory_, .shared_steps = shared_steps_}; }
 
  private:
@@ -60,7 +61,9 @@ class HostModelRunner final : public ModelRunner {
   // If this object draws tokens: the logits of two passes, because those of a pass in flight must
   // survive an enqueue() that fails.
   std::array<std::vector<float>, 2> logits_;
-  std::vector<int32_t> last_drawn_;  // the last pass's
+  std::vector<int32_t> list_memory_;  // [drawn_lists, max_tokens]
+  DrawnLists drawn_;
+  int32_t *own_list_, *other_list_;
   // Arrays of the batch, with room for the limits. Each pass fills their beginning.
   std::vector<int32_t> tokens_, positions_, logit_rows_, features_, places_, snapshot_slots_;
   std::vector<uint64_t> ancestors_;
@@ -74,7 +77,14 @@ HostModelRunner::HostModelRunner(ReservedModel model, CacheSet& caches,
       caches_(caches),
       prefixes_(prefixes),
       memory_(model_.memory()),
-      limits_(options.limits) {
+      limits_(options.limits),
+      list_memory_(static_cast<size_t>(options.drawn_lists) *
+                   static_cast<size_t>(limits_.max_tokens)),
+      drawn_(options.drawn) {
+  if (options.drawn_lists > 0) drawn_ = {list_memory_.data(), nullptr};
+  if (options.drawn_lists > 1) drawn_.drafter = drawn_.model + limits_.max_tokens;
+  own_list_ = options.drawn_lists > 0 ? drawn_.model : drawn_.drafter;
+  other_list_ = options.drawn_lists > 0 ? drawn_.drafter : drawn_.model;
   memory_.batch = host_batch_bytes(limits_);
   if (options.host_draws) sampler_.emplace(model_.model().info().vocabulary);
   const auto tokens = static_cast<size_t>(limits_.max_tokens);
@@ -120,17 +130,20 @@ void HostModelRunner::enqueue(std::span<const PassPart> parts) {
                         {out_slots_.data(), tokens},
                         {features_.data(), tokens}});
   if (draws()) draw(parts, size.logit_rows, result);
-  last_drawn_ = result.drawn;
+  if (draws()) std::ranges::copy(result.drawn, own_list_);
   result.times.end = std::chrono::steady_clock::now();
   passes_.push_back(std::move(result));
 }
 
 void HostModelRunner::take_drawn_tokens(std::span<const PassPart> parts) {
   for (size_t i = 0; i < parts.size(); ++i) {
-    if (parts[i].drawn_by < 0) continue;
-    const int32_t token = last_drawn_.at(static_cast<size_t>(parts[i].drawn_by));
-    // A failed draw ends its request; until then its pass computes any token.
-    tokens_[static_cast<size_t>(q_indptr_[i])] = std::max(token, 0);
+    const PassPart& part = parts[i];
+    // A failed draw ends its request, or its drafts; until then its pass computes any token.
+    int32_t* const end = tokens_.data() + q_indptr_[i + 1];
+    if (part.drawn_by >= 0) end[-1] = std::max(own_list_[part.drawn_by], 0);
+    for (int32_t k = 0; k < part.taken; ++k) {
+      end[k - part.taken] = std::max(other_list_[part.taken_from + k], 0);
+    }
   }
 }
 
@@ -175,7 +188,7 @@ void HostModelRunner::draw_masked(std::span<const grammar::TokenMask> masks) {
   PassResult& pass = passes_.back();
   for (size_t i = 0; i < masks.size(); ++i) draw_token(pass.masked[i], masks[i], pass);
   pass.masked.clear();
-  last_drawn_ = pass.drawn;
+  std::ranges::copy(pass.drawn, own_list_);
 }
 
 PassTimes HostModelRunner::collect(std::span<float> logits, std::span<int32_t> drawn) {

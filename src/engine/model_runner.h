@@ -16,6 +16,13 @@
 
 namespace fovea {
 
+// Tokens that the last pass of a model's runner drew, and those of its drafter's runner, in memory
+// of their device. A pass of either takes tokens of both.
+struct DrawnLists {
+  int32_t* model = nullptr;
+  int32_t* drafter = nullptr;
+};
+
 // New tokens of one request, stored as its tokens [begin, begin + tokens). The lease already covers
 // them.
 // The caller wants the logits of the last logit_rows tokens; with `sampling`, it wants only the
@@ -31,6 +38,8 @@ struct PassPart {
   // If not negative, the draw of the pass enqueued before that is this part's only token. The value
   // in `tokens` is then ignored.
   int32_t drawn_by = -1;
+  // The last `taken` tokens are draws of the other runner's last pass, from `taken_from` on.
+  int32_t taken_from = 0, taken = 0;
   std::span<const int32_t> features = {};  // for a head: one a token, see ModelInputs
   // Tokens between the last one that a row has read and the one drawn from it: 1 for a head, whose
   // inputs at a position are features of it and the token after it.
@@ -102,6 +111,8 @@ class ModelRunner {
   virtual std::span<const TokenLogprob> likeliest(size_t /*draw*/) const { return {}; }
   // Waits for all passes in flight and forgets them.
   virtual void abandon() = 0;
+  // Returns the lists of drawn tokens, which a drafter's runner shares.
+  virtual DrawnLists drawn_lists() const = 0;
   // Returns true if tokens are drawn where the next pass can take them.
   virtual bool draws() const = 0;
   // Enqueues and collects one pass.
@@ -131,6 +142,10 @@ struct ModelRunnerOptions {
   bool masked_draws = false;  // on a GPU: parts may be masked
   int32_t likeliest = 0;      // on a GPU: draws find so many of the likeliest tokens, too
   bool trees = false;         // parts may have parents
+  // Lists of drawn tokens that the runner makes: its own, and a drafter's. A drafter's runner makes
+  // none, and has those of a runner with the same limits in `drawn`.
+  int32_t drawn_lists = 1;
+  DrawnLists drawn = {};
 };
 
 // Makes a runner for the device of the model. The model, caches and threads must outlive it. All

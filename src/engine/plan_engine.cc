@@ -225,6 +225,7 @@ SizedEngine size_engine(const EngineOptions& options, const ModelInfo& model,
       .max_mixed_tokens =
           options.max_mixed_tokens > 0 ? options.max_mixed_tokens : options.max_batch_tokens};
   sized.max_width = 1 + sized.scheduling.max_drafts;
+  sized.drawn_lists = has_draft_model(options) ? 2 : 1;
   sized.wanted_context = context_of(options, model);
   return sized;
 }
@@ -249,7 +250,7 @@ EngineMemory planned_memory(const Model& model, const SizedEngine& sized, int th
       on_cpu ? host_batch_bytes(sized.limits)
              : CudaBatch::bytes(sized.limits, {sized.max_width,
                                                bits_of_masks(sized.masked_draws, info.vocabulary),
-                                               sized.likeliest});
+                                               sized.likeliest, sized.drawn_lists});
   return memory;
 }
 

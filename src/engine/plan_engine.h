@@ -51,6 +51,7 @@ struct SizedEngine {
   int32_t max_width = 1;          // ModelRunnerOptions::max_width
   bool masked_draws = true;       // ModelRunnerOptions::masked_draws
   int32_t likeliest = 0;          // ModelRunnerOptions::likeliest
+  int32_t drawn_lists = 1;        // likewise
   // Returns the rows of logits that a GPU has room for. A pass with drafts can need more and
   // computes them in several steps.
   int32_t logit_rows() const {

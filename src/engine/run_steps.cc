@@ -82,7 +82,9 @@ bool TextEngine::start_pass(bool ahead) {
     for (const Chunk& chunk : chunks) parts_of_pass_.push_back(add_chunk(pass, chunk));
     pass.record.enqueue_begin = now();
     parts_.runner->enqueue(parts_of_pass_);
+    if (parts_.drafter) finish_drafts(pass);
   } catch (...) {
+    if (parts_.drafter) give_up_drafts();
     preempt_all();
     throw;
   }
@@ -97,6 +99,7 @@ bool TextEngine::start_pass(bool ahead) {
   next_ = &pass;
   ++started_passes_;
   if (!ahead) draw_masked();
+  if (pass.draft_width > 0) begin_next_drafts(pass);
   return true;
 }
 
@@ -148,6 +151,8 @@ PassPart TextEngine::add_chunk(EnginePass& pass, const Chunk& chunk) const {
   } else if (chunk.drafts > 0) {
     part.tokens = request.drafts.tokens;
     part.parents = request.drafts.parents;
+    part.taken = request.drafts.drawn_by >= 0 ? 1 : 0;
+    part.taken_from = request.drafts.drawn_by;
   } else {
     part.tokens = std::span<const int32_t>(request.tokens)
                       .subspan(static_cast<size_t>(chunk.begin),
@@ -195,6 +200,7 @@ void TextEngine::settle(EnginePass& pass) {
 
 // Forgets the pass, and the one after it, whose tokens depend on it.
 void TextEngine::give_up(EnginePass& pass) {
+  if (parts_.drafter) parts_.drafter->abandon();
   parts_.runner->abandon();
   settle(pass);
   if (next_ != nullptr) settle(*std::exchange(next_, nullptr));

@@ -2,6 +2,7 @@
 // TextEngine::step with drafts: which requests get some, and which of them become text. Rejected
 // drafts leave nothing behind, because the request's memory is cut to its text.
 #include <algorithm>
+#include <utility>
 
 #include "engine/text_engine.h"
 #include "fovea/speculation.h"
@@ -37,11 +38,43 @@ void TextEngine::add_drafts(EnginePass& pass, std::span<const Chunk> chunks) {
   const bool fits_a_mask = std::ranges::all_of(
       chunks, [](const Chunk& chunk) { return chunk.end - chunk.begin <= kMaxDraftNodes; });
   parts_.drafter->draft(drafting_, pass.draft_width, fits_a_mask ? parts_.draft_branches : 1);
-  pass.record.draft_device_seconds = parts_.drafter->device_seconds();
   for (size_t i = 0; i < drafting_.size(); ++i) {
     DraftTree& drafts = drafting_[i]->drafts;
     drafts.keep(scheduler_.add_drafts(drafting_chunks_[i], drafts.drafts()));
   }
+}
+
+// Waits for drafts that the drafter has left to the device, while the pass that verifies them waits
+// for them there.
+void TextEngine::finish_drafts(EnginePass& pass) {
+  parts_.drafter->finish();
+  if (pass.draft_width > 0) {
+    pass.record.draft_device_seconds = parts_.drafter->device_seconds();
+  }
+}
+
+// Lets the drafter work on the next step's drafts while the host waits for this pass, reads its
+// tokens and chooses the next one. Trees, and tokens that the host draws, have to wait for that.
+void TextEngine::begin_next_drafts(EnginePass& pass) {
+  if (parts_.draft_branches > 1 || !parts_.runner->draws()) return;
+  try {
+    drawn_texts_.clear();
+    for (const Outcome& outcome : pass.outcomes) {
+      if (outcome.chunk.drafts == 0 || outcome.draws != outcome.chunk.drafts + size_t{1}) continue;
+      drawn_texts_.push_back({outcome.chunk.request, static_cast<int32_t>(outcome.first_draw),
+                              outcome.chunk.drafts + 1});
+    }
+    parts_.drafter->begin_next(drawn_texts_);
+  } catch (...) {
+    give_up(*std::exchange(next_, nullptr));
+    throw;
+  }
+}
+
+// Forgets the drafts of a pass that could not be started, and the pass.
+void TextEngine::give_up_drafts() {
+  parts_.drafter->abandon();
+  parts_.runner->abandon();
 }
 
 // Starts at the request's last token.

@@ -181,6 +181,13 @@ const EngineStats& TextEngine::stats() const {
   return stats_;
 }
 
+// Says where the device waits for the host in a step with drafts of a model or a head.
+std::string TextEngine::explain_waits() const {
+  if (!parts_.runner->draws()) return "drafts are read before the pass that verifies them begins\n";
+  if (parts_.draft_branches > 1) return "each step that makes drafts waits for the one before\n";
+  return "passes that verify drafts are enqueued while these are made\n";
+}
+
 std::string TextEngine::explain() const {
   std::string text;
   for (const GroupSelection& selection : parts_.selections) text += fovea::explain(selection);
@@ -199,6 +206,7 @@ std::string TextEngine::explain() const {
                       kMaxVerifyRequests, kMaxVerifyTokens, parts_.limits.max_drafts);
     }
   }
+  if (parts_.draft_model) text += explain_waits();
   return text;
 }
 

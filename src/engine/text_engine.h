@@ -122,6 +122,9 @@ class TextEngine final : public Engine {
   bool start_pass(bool ahead);
   std::span<const Chunk> schedule(bool ahead);
   void add_drafts(EnginePass& pass, std::span<const Chunk> chunks);
+  void finish_drafts(EnginePass& pass);
+  void begin_next_drafts(EnginePass& pass);
+  void give_up_drafts();
   bool can_run_ahead(const EnginePass& pass) const;
   PassPart add_chunk(EnginePass& pass, const Chunk& chunk) const;
   void finish_pass(EnginePass& pass);
@@ -164,6 +167,7 @@ class TextEngine final : public Engine {
   void end_request(int64_t id, TokenEvent event);
   std::span<float> logit_rows(size_t first, size_t count) const;
   CacheLease admit_alone(std::span<const int32_t> tokens);
+  std::string explain_waits() const;
 
   EngineParts parts_;
   std::unique_ptr<Grammars> grammars_;  // unset if there is no tokenizer
@@ -180,6 +184,7 @@ class TextEngine final : public Engine {
   SpeculationControl control_;
   std::vector<Request*> drafting_;       // requests with drafts in the pass that is scheduled
   std::vector<size_t> drafting_chunks_;  // their chunks
+  std::vector<DrawnText> drawn_texts_;   // scratch
   std::vector<int32_t> drawn_;
   std::vector<grammar::TokenMask> masks_;  // scratch
   std::vector<TokenEvent> events_;         // not yet returned to the caller

@@ -63,7 +63,8 @@ void TextEngine::find_masks(const Outcome& outcome, std::span<grammar::TokenMask
     if (node > 0) {
       const auto parent = static_cast<size_t>(request.drafts.parent(static_cast<int32_t>(node)));
       const int32_t draft = request.drafts.tokens[node];
-      if (!ahead[parent] || !grammar::has(masks[parent], draft)) continue;
+      if (draft == DraftTree::kUnknown || !ahead[parent]) continue;
+      if (!grammar::has(masks[parent], draft)) continue;
       if (std::ranges::count(end_tokens(), draft) > 0) continue;
       ahead[node] = ahead[parent];
       if (!ahead[node]->accept(parts_.tokenizer->token_bytes(draft)) ||

@@ -22,6 +22,7 @@ class CudaDevice final : public ModelDevice {
  public:
   explicit CudaDevice(const CudaDeviceOptions& options)
       : context_(options.index),
+        stream_of_(options.stream_of),
         kernels_(context_.info().sm, cuda::kernel_store()),
         row_invariant_(options.row_invariant),
         ranks_(options.ranks),
@@ -32,7 +33,7 @@ class CudaDevice final : public ModelDevice {
   DeviceKind kind() const override { return DeviceKind::cuda; }
   int sm() const override { return context_.info().sm; }
   ThreadPool* threads() const override { return nullptr; }
-  Stream stream() const override { return stream_.get(); }
+  Stream stream() const override { return stream_of_ ? stream_of_->stream() : own_stream_->get(); }
   DType activation_dtype() const override { return DType::bf16; }
   void bind() const override { context_.bind(); }
   Communicator* ranks() const override { return ranks_.communicator; }
@@ -165,8 +166,7 @@ class CudaDevice final : public ModelDevice {
                                 stream());
   }
   void soft_cap(float* x, float cap, int64_t count) override {
-    const cuda::SoftCapParams params{x, count, cap};
-    kernels_.ops.soft_cap(params, stream());
+    kernels_.ops.soft_cap({x, count, cap}, stream());
   }
 
  private:
@@ -184,7 +184,8 @@ class CudaDevice final : public ModelDevice {
   }
 
   gpu::Context context_;
-  gpu::OwnedStream stream_;
+  const std::shared_ptr<ModelDevice> stream_of_;
+  const std::unique_ptr<gpu::OwnedStream> own_stream_{stream_of_ ? nullptr : new gpu::OwnedStream};
   CudaLayerKernels kernels_;
   bool row_invariant_;
   const ModelRanks ranks_;
@@ -192,7 +193,7 @@ class CudaDevice final : public ModelDevice {
   bool rehearses_ = false;
   const void* sent_ = nullptr;  // the branch that a product has sent to the other ranks
   gpu::MatrixProducts products_;
-  CudaWeights weights_{stream_.get()};
+  CudaWeights weights_{stream()};
 };
 
 std::shared_ptr<std::byte> CudaDevice::allocate(size_t bytes) {

@@ -15,6 +15,8 @@ struct CudaDeviceOptions {
   // Makes the bits of a row independent of the number of rows in the pass.
   bool row_invariant = false;
   ModelRanks ranks = {};
+  // Another GPU device, whose stream this one enqueues on; null: it has a stream of its own.
+  std::shared_ptr<ModelDevice> stream_of = {};
 };
 
 // Throws Error{unsupported} naming what is missing: a GPU, cuBLASLt, or a kernel.

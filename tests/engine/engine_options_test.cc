@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "engine/available_memory.h"
+#include "engine/load_engine.h"
 #include "engine/small_engine.h"
 #include "model/patched_model.h"
 #include "support/expect_error.h"
@@ -252,6 +253,22 @@ TEST(EngineOptions, ExplainNamesTheBackendOfEveryGroup) {
   options.batch_invariant = true;
   test::expect_error(ErrorCode::invalid_argument, {"batch_invariant", "decode_backend"},
                      [&] { (void)Engine::load(options); });
+}
+
+TEST(EngineOptions, ExplainSaysWhatWaitsForDrafts) {
+  EngineOptions options = small_options("llama");
+  EXPECT_EQ(Engine::load(options)->explain().find("drafts"), std::string::npos);
+  options.speculate = "eagle:" FOVEA_SOURCE_DIR "/testdata/drafts/llama_eagle";
+  for (const bool runner_draws : {false, true}) {
+    const std::string text = load_engine(options, {}, runner_draws)->explain();
+    EXPECT_NE(text.find(runner_draws ? "are enqueued while these are made\n"
+                                     : "are read before the pass that verifies them begins\n"),
+              std::string::npos)
+        << text;
+  }
+  options.draft_branches = 2;
+  EXPECT_NE(load_engine(options, {}, true)->explain().find("waits for the one before\n"),
+            std::string::npos);
 }
 
 TEST(EngineOptions, SplitBackendsGiveTheSameText) {

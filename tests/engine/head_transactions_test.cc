@@ -1,141 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 // Random transactions of requests for which a head drafts: they find prefixes, accept any number of
 // drafts, are preempted, cancelled and end, in caches that are often full. Model and head are
-// naive. A feature is a hash of the text up to its token. The head's hidden state is a hash of its
-// input and of the sum of all its entries before, which its attention reads from its cache: keys
-// are 0, so that a result is the mean of all values. Drafts must be those of the text alone.
+// naive. Drafts must be those of the text alone.
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
+#include <map>
 #include <random>
 #include <vector>
 
 #include "engine/draft_model.h"
 #include "engine/model_drafter.h"
+#include "engine/naive_head.h"
 #include "engine/tiny_caches.h"
 #include "support/cases.h"
 
 namespace fovea {
 namespace {
 
-constexpr int32_t kVocabulary = 3;  // few, so that drafts are often right
-constexpr int32_t kContext = 60, kMaxRequests = 5, kMaxDrafts = 6, kBranches = 2, kDim = 8;
-
-// Hashes have 20 bits, which f32 holds.
-uint32_t mix(uint32_t hash, uint32_t value) {
-  return ((hash ^ (value + 1)) * 2654435761u) >> 7 & 0xfffff;
-}
-uint32_t value_of(uint32_t feature, int32_t token) {
-  return mix(feature, static_cast<uint32_t>(token)) & 1023;
-}
-uint32_t hidden_of(uint32_t feature, int32_t token, uint32_t sum) {
-  return mix(mix(feature, static_cast<uint32_t>(token) + 77), sum);
-}
-
-// Returns the token that follows a text of two tokens at least and some drafts.
-int32_t next_after(std::vector<int32_t> text, const std::vector<int32_t>& drafts) {
-  const size_t length = text.size();
-  text.insert(text.end(), drafts.begin(), drafts.end());
-  uint32_t prefix = 0, sum = 0, hidden = 0;
-  for (size_t i = 0; i + 1 < text.size(); ++i) {
-    prefix = mix(prefix, static_cast<uint32_t>(text[i]));
-    const uint32_t feature = i + 1 < length ? prefix : hidden;
-    sum += value_of(feature, text[i + 1]);
-    hidden = hidden_of(feature, text[i + 1], sum);
-  }
-  return static_cast<int32_t>(hidden % kVocabulary);
-}
-
-// Returns the last token of the text, and the drafts after it.
-std::vector<int32_t> chain_after(const std::vector<int32_t>& text, int32_t drafts) {
-  std::vector<int32_t> chain;
-  for (int32_t i = 0; i < drafts; ++i) chain.push_back(next_after(text, chain));
-  chain.insert(chain.begin(), text.back());
-  return chain;
-}
-
-class NaiveHead final : public EagleHead {
- public:
-  explicit NaiveHead(ThreadPool& threads) : device_(make_host_device(threads)) {
-    info_ = {.architecture = "Naive",
-             .layers = 1,
-             .hidden = 1,
-             .vocabulary = kVocabulary,
-             .max_context = kContext,
-             .default_context = kContext};
-    AttentionSpec spec;
-    spec.q_heads = spec.kv_heads = 1;
-    spec.head_dim = spec.head_dim_v = kDim;
-    info_.groups.push_back({spec, {0}, {}});
-  }
-  const ModelInfo& info() const override { return info_; }
-  ModelDevice& device() const override { return *device_; }
-  EmbeddingTable embedding() const override { return {}; }
-  Linear head() const override { return {}; }
-  void set_tap(FeatureTap) override {}
-  size_t weight_bytes() const override { return 0; }
-  size_t activation_bytes(int32_t) const override { return 0; }
-  size_t position_bytes(int32_t) const override { return 0; }
-  void reserve(int32_t, int32_t) override {}
-  const FeatureTap& tap() const override { return tap_; }
-  size_t feature_bytes(int64_t slots, int32_t max_tokens) const override {
-    return static_cast<size_t>(slots + max_tokens) * sizeof(float);
-  }
-  FeatureTap reserve_features(int64_t slots, int32_t max_tokens) override {
-    slots_ = static_cast<size_t>(slots);
-    table_.resize(slots_ + static_cast<size_t>(max_tokens));
-    return tap_;
-  }
-
-  void forward(const ModelInputs& inputs, std::span<AttentionBackend* const> backends) override {
-    const size_t rows = inputs.tokens.size();
-    std::vector<uint32_t> features(rows);
-    std::vector<float> zeros(rows * kDim), values(rows * kDim), means(rows * kDim);
-    for (size_t row = 0; row < rows; ++row) {
-      features[row] = static_cast<uint32_t>(table_[static_cast<size_t>(inputs.features[row])]);
-      std::fill_n(values.begin() + static_cast<int64_t>(row * kDim), kDim,
-                  static_cast<float>(value_of(features[row], inputs.tokens[row])));
-    }
-    LayerTensors tensors;
-    tensors.q = tensors.k = dense_rows(zeros.data(), DType::f32, 1, kDim);
-    tensors.v = dense_rows(values.data(), DType::f32, 1, kDim);
-    tensors.out = dense_rows(means.data(), DType::f32, 1, kDim);
-    backends[0]->forward(tensors, device_->stream());
-    hidden_.clear();
-    for (const int32_t row : inputs.logit_rows) {
-      const auto at = static_cast<size_t>(row);
-      const double sum = static_cast<double>(means[at * kDim]) * (inputs.positions[at] + 1);
-      hidden_.push_back(
-          hidden_of(features[at], inputs.tokens[at], static_cast<uint32_t>(std::lround(sum))));
-      table_[slots_ + hidden_.size() - 1] = static_cast<float>(hidden_.back());
-    }
-  }
-  void logits(int64_t first_row, std::span<float> logits) override {
-    std::ranges::fill(logits, 0.0f);
-    for (size_t row = 0; row < logits.size() / kVocabulary; ++row) {
-      const uint32_t hidden = hidden_[static_cast<size_t>(first_row) + row];
-      logits[row * kVocabulary + hidden % kVocabulary] = 1;
-    }
-  }
-  // Stores the feature of a token that the model has computed.
-  void note(int32_t slot, uint32_t feature) {
-    table_[static_cast<size_t>(slot)] = static_cast<float>(feature);
-  }
-
- private:
-  std::shared_ptr<ModelDevice> device_;
-  ModelInfo info_;
-  FeatureTap tap_;
-  size_t slots_ = 0;
-  std::vector<float> table_;
-  std::vector<uint32_t> hidden_;
-};
+using namespace naive;
 
 class World {
  public:
   World(bool runner_draws, int32_t branches, uint32_t seed)
       : random_(seed),
+        runner_draws_(runner_draws),
         branches_(branches),
         caches_(tiny_cache_options(
             {.pages = 50, .max_requests = kMaxRequests, .max_context = kContext})) {
@@ -147,14 +36,14 @@ class World {
     options.registry = &registry_;
     options.page_size = 4;
     options.max_requests = kMaxRequests;
-    options.max_batch_tokens = 24;  // prompts are computed in pieces
+    options.max_batch_tokens = kMaxBatchTokens;  // prompts are computed in pieces
     options.max_context = kContext;
     options.max_drafts = kMaxDrafts;
     options.draft_branches = branches;
     options.kv_memory_bytes = size_t{40} * 4 * 2 * kDim * sizeof(float);
     head_->reserve_features(caches_.slots(), options.max_batch_tokens);
     drafter_ = make_model_drafter(draft_, size_draft_model(draft_, cpu_device()), threads_, caches_,
-                                  runner_draws);
+                                  runner_draws, {model_draws_, drafter_draws_});
   }
 
   void run(int64_t transactions) {
@@ -181,6 +70,10 @@ class World {
     EXPECT_GT(without_memory_, 100) << "the head's caches were never full";
     EXPECT_GT(accepted_, transactions / branches_);
     EXPECT_GT(rejected_, transactions / branches_);
+    if (branches_ > 1) return;
+    EXPECT_GT(without_token_, 100);
+    EXPECT_EQ(left_ > 100, runner_draws_) << left_;
+    EXPECT_GT(begun_, 100);
   }
 
  private:
@@ -248,23 +141,70 @@ class World {
     }
     const auto wanted = static_cast<int32_t>(1 + pick(kMaxDrafts));
     drafter_->draft(running, wanted, branches_);
+    if (!finish(running)) return;
     for (Request* const request : running) {
       const bool computes = request->length() > 1;
       const int32_t count = computes ? std::min(wanted, request->max_drafts()) : 0;
       std::vector<int32_t> expected = chain_after(request->tokens, count);
       const DraftTree& drafts = request->drafts;
       ASSERT_LE(drafts.drafts(), count);
-      without_memory_ += drafts.drafts() < count;
       if (drafts.parents.empty()) {
+        without_token_ += static_cast<int32_t>(expected.size()) <= count;
+        if (drafts.tokens.back() == DraftTree::kUnknown) {
+          request->drafts.keep(drafts.drafts() - 1);
+          ASSERT_EQ(drafts.tokens.size(), expected.size());
+        }
+        without_memory_ += drafts.tokens.size() < expected.size();
+        ASSERT_LE(drafts.tokens.size(), expected.size());
         expected.resize(drafts.tokens.size());
         ASSERT_EQ(drafts.tokens, expected) << "after " << request->length() << " tokens";
       } else {
+        without_memory_ += drafts.drafts() < count;
         check_tree(*request);
         keep_path(*request);
       }
-      verify(*request, drafts.drafts());
+      compute(*request, drafts.drafts());
+    }
+    draw(running);
+    for (Request* const request : running) {
+      if (request->lease.row > 0) accept(*request);
+    }
+    if (pick(20) == 0) {  // steps without drafts
+      drafter_->finish();
+      for (int64_t steps = 1 + static_cast<int64_t>(pick(3)); steps > 0; --steps) {
+        for (Request* const request : running) {
+          if (request->id < 0 || request->lease.row == 0 || !compute(*request, 0)) continue;
+          draws_[request->id] = {token()};
+          accept(*request);
+        }
+      }
     }
     std::erase_if(requests_, [](const auto& request) { return request->id < 0; });
+  }
+
+  // Makes all drafts known, as an engine does after it has enqueued their verification, for which
+  // it may have cut them. Returns false if it gives them up.
+  bool finish(const std::vector<Request*>& running) {
+    std::vector<std::pair<Request*, int32_t>> left;
+    for (Request* const request : running) {
+      DraftTree& drafts = request->drafts;
+      if (drafts.drawn_by >= 0 && pick(8) == 0) {
+        drafts.keep(static_cast<int32_t>(pick(static_cast<size_t>(drafts.drafts()))));
+      }
+      EXPECT_EQ(drafts.drawn_by >= 0, drafts.tokens.back() == DraftTree::kUnknown);
+      if (drafts.drawn_by >= 0) left.emplace_back(request, drafts.drawn_by);
+    }
+    if (pick(50) == 0) {
+      drafter_->abandon();
+      return false;
+    }
+    drafter_->finish();
+    for (const auto& [request, draw] : left) {
+      EXPECT_EQ(request->drafts.tokens.back(), drafter_draws_[draw]);
+      EXPECT_LT(request->drafts.drawn_by, 0);
+      ++left_;
+    }
+    return true;
   }
 
   // A node's first child is the token after its path. All tokens but the likeliest are equally
@@ -309,18 +249,55 @@ class World {
     }
   }
 
-  void verify(Request& request, int32_t drafts) {
+  // Computes the last token and the first of its drafts that find memory. Returns false if it
+  // preempts the request.
+  bool compute(Request& request, int32_t drafts) {
     const int32_t length = request.length();
     while (drafts > 0 && !caches_.extend(request.lease, length - 1, length + drafts)) --drafts;
-    if (drafts == 0 && !caches_.extend(request.lease, length - 1, length)) return preempt(request);
+    if (drafts == 0 && !caches_.extend(request.lease, length - 1, length)) {
+      preempt(request);
+      return false;
+    }
+    request.drafts.keep(drafts);
     std::vector<int32_t> guessed = request.tokens;
     const std::vector<int32_t>& chain = request.drafts.tokens;
-    guessed.insert(guessed.end(), chain.begin() + 1, chain.begin() + 1 + drafts);
+    guessed.insert(guessed.end(), chain.begin() + 1, chain.end());
     note(request, length - 1, length + drafts, guessed);
-    const auto accepted = static_cast<int32_t>(pick(static_cast<size_t>(drafts) + 1));
-    guessed.resize(static_cast<size_t>(length + accepted));
-    request.tokens = guessed;
-    request.tokens.push_back(token());
+    return true;
+  }
+
+  // Draws what follows the last tokens and their drafts, of which any number is right. The drafter
+  // may go on with some of the texts, of which it knows no more than where they are.
+  void draw(const std::vector<Request*>& running) {
+    std::vector<DrawnText> texts;
+    int32_t count = 0;
+    for (Request* const request : running) {
+      if (request->lease.row == 0) continue;
+      const int32_t drafts = request->drafts.drafts();
+      const size_t right = pick(static_cast<size_t>(drafts) + 1);
+      const std::vector<int32_t>& chain = request->drafts.tokens;
+      std::vector<int32_t>& draws = draws_[request->id];
+      draws.assign(chain.begin() + 1, chain.begin() + 1 + static_cast<int64_t>(right));
+      draws.push_back(token());
+      if (drafts == 0 || count + drafts + 1 > kMaxBatchTokens || pick(8) == 0) continue;
+      texts.push_back({request, count, drafts + 1});
+      std::ranges::copy(draws, model_draws_ + count);
+      for (int32_t i = static_cast<int32_t>(draws.size()); i <= drafts; ++i) {
+        model_draws_[count + i] = static_cast<int32_t>(pick(kVocabulary + 1)) - 1;
+      }
+      count += drafts + 1;
+    }
+    if (branches_ > 1 || texts.empty() || pick(8) == 0) return;
+    drafter_->begin_next(texts);
+    ++begun_;
+  }
+
+  // The drawn tokens become text: the last one is no draft.
+  void accept(Request& request) {
+    const int32_t length = request.length(), drafts = request.drafts.drafts();
+    const std::vector<int32_t>& draws = draws_.at(request.id);
+    const auto accepted = static_cast<int32_t>(draws.size()) - 1;
+    request.tokens.insert(request.tokens.end(), draws.begin(), draws.end());
     caches_.truncate(request.lease, length + accepted);
     ++accepted_steps_;
     accepted_ += accepted;
@@ -332,7 +309,10 @@ class World {
   }
 
   std::mt19937 random_;
+  const bool runner_draws_;
   const int32_t branches_;
+  int32_t model_draws_[kMaxBatchTokens] = {}, drafter_draws_[kMaxBatchTokens] = {};
+  std::map<int64_t, std::vector<int32_t>> draws_;  // after the tokens of a step, by the request
   ThreadPool threads_{1};
   const BackendRegistry registry_ = BackendRegistry::builtin();
   CacheSet caches_;
@@ -342,6 +322,7 @@ class World {
   std::vector<std::unique_ptr<Request>> requests_;
   int64_t next_id_ = 1, accepted_steps_ = 0;
   int64_t hits_ = 0, preempted_ = 0, without_memory_ = 0, accepted_ = 0, rejected_ = 0;
+  int64_t without_token_ = 0, left_ = 0, begun_ = 0;
 };
 
 TEST(HeadTransactions, DraftsAreThoseOfTheTextAlone) {

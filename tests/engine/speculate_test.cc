@@ -125,6 +125,31 @@ TEST_P(SpeculateModels, ResultsOfAllKindsOfRequestsAreThoseWithout) {
   }
 }
 
+// The runner that draws leaves the last draft of each request on the device until the pass that
+// verifies it is enqueued; the other one gives them all before. Their steps are equal.
+TEST_P(SpeculateModels, DraftsThatThePassTakesAreThoseThatTheHostWaitsFor) {
+  const std::string model = GetParam().model;
+  const std::string head =
+      std::string("eagle:" FOVEA_SOURCE_DIR "/testdata/drafts/") + GetParam().head;
+  for (const int32_t max_drafts : {1, 2, 5}) {
+    SCOPED_TRACE(max_drafts);
+    std::mt19937 random(3);
+    const std::vector<GenerateRequest> requests = requests_of_all_kinds(random);
+    const std::unique_ptr<Engine> waits = engine_with(head, max_drafts, false, model),
+                                  takes = engine_with(head, max_drafts, true, model);
+    const std::vector<GenerateResult> wanted = waits->generate(requests);
+    const std::vector<GenerateResult> seen = takes->generate(requests);
+    for (size_t i = 0; i < requests.size(); ++i) {
+      SCOPED_TRACE(i);
+      expect_equal(seen[i], wanted[i]);
+    }
+    EXPECT_EQ(takes->stats().steps, waits->stats().steps);
+    EXPECT_EQ(takes->stats().drafts, waits->stats().drafts);
+    EXPECT_EQ(takes->stats().accepted_drafts, waits->stats().accepted_drafts);
+    EXPECT_GT(takes->stats().accepted_drafts, 30);
+  }
+}
+
 // A model and the folder of what drafts trees for it: a head, or a draft model.
 class SpeculateTrees : public ::testing::TestWithParam<ModelAndHead> {};
 INSTANTIATE_TEST_SUITE_P(Models, SpeculateTrees,
