@@ -27,6 +27,7 @@ struct Batch {
   int32_t window = 0;
   int32_t min_planned_q_len = 0, max_planned_q_len = 0;  // as the plan has them
   bool alike = false;                                    // all requests are equal
+  bool whole = false;  // decode on 132 CTAs cuts no tile
 
   bool planned(size_t i) const {
     const int32_t q_len = requests[i].first;
@@ -64,6 +65,13 @@ inline std::vector<Batch> batches() {
       batch.alike = true;
       all.push_back(batch);
     }
+  }
+  // Requests that arrived in several passes: their lengths differ by the passes between.
+  for (const int32_t count : {66, 130, 201}) {
+    Batch batch{"nearly_alike_" + std::to_string(count)};
+    for (int32_t i = 0; i < count; ++i) batch.requests.push_back({1, 1024 + i % 9});
+    batch.whole = true;
+    all.push_back(batch);
   }
   all.push_back({"prompts", std::vector<std::pair<int32_t, int32_t>>(19, {300, 900}), 32, 8});
   std::mt19937 random(3);

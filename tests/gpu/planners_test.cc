@@ -118,7 +118,7 @@ TEST_P(Planners, DecodeCoversEveryKeyOnceInEqualRanges) {
     }
 
     DecodeParts found = listed_parts(items.read(), ranges.read());
-    int64_t line = 0;
+    int64_t line = 0, longest = 0;
     int64_t want = 0;
     for (size_t i = 0; i < batch().requests.size(); ++i) {
       const auto [q_len, kv_len] = batch().requests[i];
@@ -126,7 +126,9 @@ TEST_P(Planners, DecodeCoversEveryKeyOnceInEqualRanges) {
       for (int32_t row = 0; row < q_len * group; row += kRowTile) {
         const int32_t last = std::min(row + kRowTile, q_len * group) - 1;
         const auto [begin, end] = batch().keys(i, row / group, last / group);
-        line += std::max((end + kGrain - 1) / kGrain - begin / kGrain, 1) + kOverhead;
+        const int64_t units = std::max((end + kGrain - 1) / kGrain - begin / kGrain, 1);
+        line += units + kOverhead;
+        longest = std::max(longest, units);
         for (int32_t head = 0; head < batch().kv_heads; head += found.heads, ++want) {
           const auto& parts = found.tiles[{static_cast<int32_t>(i), head, row}];
           ASSERT_FALSE(parts.empty()) << "request " << i << " head " << head << " row " << row;
@@ -140,12 +142,15 @@ TEST_P(Planners, DecodeCoversEveryKeyOnceInEqualRanges) {
       }
     }
     EXPECT_EQ(static_cast<int64_t>(found.tiles.size()), want) << "tiles without a request";
+    EXPECT_TRUE(!batch().whole || ctas != 132 || found.slots.empty()) << "tiles are cut";
     if (want == 0) continue;
     line *= batch().kv_heads / found.heads;
     const auto live = static_cast<int64_t>(found.loads.size());
-    // The cuts are equal. A CTA may fall into the overhead of an item, and the plan may use fewer
-    // CTAs than there are, to keep tiles whole or to leave SMs to the concurrent kernel.
-    EXPECT_LE(std::ranges::max(found.loads), (line + live - 1) / live);
+    // The cuts are equal, or every tile is whole. A CTA may fall into the overhead of an item, and
+    // the plan may use fewer CTAs than there are, to keep tiles whole or to leave SMs to the
+    // concurrent kernel.
+    const int64_t whole = found.slots.empty() ? (want + live - 1) / live * longest : 0;
+    EXPECT_LE(std::ranges::max(found.loads), std::max((line + live - 1) / live, whole));
     const int32_t expected = batch().max_planned_q_len > 0 ? list.min_ctas : ctas;
     EXPECT_GE(2 * (kOverhead + 1) * live, std::min<int64_t>(expected, line / 8));
     for (const int32_t part : found.slots) EXPECT_EQ(tickets.read()[static_cast<size_t>(part)], 0);

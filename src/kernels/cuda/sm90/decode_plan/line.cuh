@@ -61,23 +61,51 @@ __device__ inline int range_count(const DecodeWork& work, int ctas, int pairs, i
   return 4 * whole >= 3 * useful || whole >= min_ctas ? whole : useful;
 }
 
-// Cuts the line into equal ranges, or every pair of `tiles` into equal parts.
+// How the line is cut.
+struct LineCut {
+  int64_t line;  // length of the line
+  int heads;     // kv heads of an item
+  int groups;    // groups of so many heads
+  int pairs;
+  int ranges;
+  int whole_pairs;   // pairs of every range but the last; 0: ranges begin anywhere
+  int parts;         // parts of every pair; 1: as many as ranges make of it
+  bool in_cluster;   // the CTAs of a cluster have the parts of one pair
+  bool leaves_idle;  // some CTAs have no work, though there is enough for all
+};
+
+// Returns how many pairs each range has if ranges hold whole pairs, otherwise 0.
+__device__ inline int whole_pairs_of(int pairs, int ranges) {
+  if (ranges == 0 || ranges > pairs) return 0;
+  const int each = short_quotient(pairs + ranges - 1, ranges);
+  return short_quotient(pairs + each - 1, each) == ranges ? each : 0;
+}
+
+// Cuts the line into equal ranges, at the ends of pairs, or every pair into equal parts.
 template <typename Tile>
-__device__ void cut_line(const Tile* tiles, int64_t line, int ranges, int parts, int groups,
-                         int64_t* bounds) {
+__device__ void cut_line(const Tile* tiles, const LineCut& cut, int64_t* bounds) {
   const int thread = static_cast<int>(threadIdx.x);
-  if (parts > 1) {
+  const int ranges = cut.ranges;
+  const auto tile_of = [&](int pair, int64_t& start) -> const Tile& {
+    const int number = short_quotient(pair, cut.groups);
+    const Tile& tile = tiles[number];
+    start = tile.start * cut.groups + (pair - number * cut.groups) * tile.cost();
+    return tile;
+  };
+  if (cut.parts > 1) {
     for (int i = thread; i <= ranges; i += kPlanThreads) {
-      const int pair = short_quotient(min(i, ranges - 1), parts);
-      const int number = short_quotient(pair, groups);
-      const Tile& tile = tiles[number];
-      bounds[i] = tile.start * groups + (pair - number * groups) * tile.cost() +
-                  short_quotient((i - pair * parts) * tile.units, parts);
+      const int pair = short_quotient(min(i, ranges - 1), cut.parts);
+      int64_t start;
+      const Tile& tile = tile_of(pair, start);
+      bounds[i] = start + short_quotient((i - pair * cut.parts) * tile.units, cut.parts);
     }
+  } else if (cut.whole_pairs > 0) {
+    for (int i = thread; i < ranges; i += kPlanThreads) tile_of(i * cut.whole_pairs, bounds[i]);
+    if (thread == 0) bounds[ranges] = cut.line;
   } else if (ranges > 0) {
     // i * line / ranges in 32-bit arithmetic.
-    const int64_t each = quotient(line, int64_t{ranges});
-    const auto more = static_cast<int>(line - each * ranges);
+    const int64_t each = quotient(cut.line, int64_t{ranges});
+    const auto more = static_cast<int>(cut.line - each * ranges);
     for (int i = thread; i <= ranges; i += kPlanThreads) {
       bounds[i] = i * each + short_quotient(i * more, ranges);
     }

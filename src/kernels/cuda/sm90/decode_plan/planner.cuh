@@ -217,25 +217,14 @@ struct DecodePlanner {
     if (pair.first_range < range && range <= pair.last_range) write_part(work, line, pair, range);
   }
 
-  // How the line is cut.
-  struct Cut {
-    int64_t line;  // length of the line
-    int heads;     // kv heads of an item
-    int groups;    // groups of so many heads
-    int pairs;
-    int ranges;
-    int parts;  // parts of every pair; 1: as many as ranges make of it
-    bool in_cluster;
-    bool leaves_idle;  // some CTAs have no work, though there is enough for all
-  };
-
   // `longest`: cost of the longest of the thread's own tiles. Called by all threads.
-  __device__ __forceinline__ static Cut choose_cut(const DecodePlanParams& params, const Place& all,
-                                                   int longest, float other_pairs) {
+  __device__ __forceinline__ static LineCut choose_cut(const DecodePlanParams& params,
+                                                       const Place& all, int longest,
+                                                       float other_pairs) {
     const DecodeWork& work = params.list;
     const bool kept = all.tiles <= kPlanTiles;
     const int ctas = fitting_ctas(params, all.cost * params.batch.kv_heads, other_pairs);
-    Cut cut;
+    LineCut cut;
     // Items take as many heads as leave no CTA without an item: tokens are then read in longer
     // runs.
     cut.heads = 1;
@@ -281,6 +270,7 @@ struct DecodePlanner {
     }
     cut.ranges = ranges;
     cut.parts = parts;
+    cut.whole_pairs = alike && parts == 1 ? whole_pairs_of(pairs, ranges) : 0;
     return cut;
   }
 
@@ -349,8 +339,8 @@ struct DecodePlanner {
 #pragma unroll
       for (const float pairs : shared.concurrent_pairs) other_pairs += pairs;
     }
-    const Cut cut = choose_cut(params, all, longest, other_pairs);
-    cut_line(shared.tiles, cut.line, cut.ranges, cut.parts, cut.groups, shared.bounds);
+    const LineCut cut = choose_cut(params, all, longest, other_pairs);
+    cut_line(shared.tiles, cut, shared.bounds);
     const int step = kPlanThreads * blocks;
     const int rank = thread * blocks + block;  // neighbouring tasks belong to different CTAs
 #pragma unroll 1
