@@ -119,7 +119,7 @@ struct DeferredNorm {
 // Sums of squares of a row.
 constexpr int64_t sums_of_squares(int64_t dim) { return (dim + 15) / 16; }
 // No device joins norms to products of more rows.
-inline constexpr int64_t kMaxJoinedRows = 64;
+inline constexpr int64_t kMaxJoinedRows = 128;
 
 // Steps that ModelDevice::joined_linear() computes with a product.
 struct JoinedSteps {
