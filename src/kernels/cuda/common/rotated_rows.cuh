@@ -21,7 +21,11 @@ struct RowNorm {
   float plus = 0;
 
   __device__ float operator()(float value, int at) const {
-    return weight ? value * (factor * (plus + weight[at])) : value;
+    return weight ? weighted(value, weight[at]) : value;
+  }
+  // `own` is the value's weight, if there are weights.
+  __device__ float weighted(float value, float own) const {
+    return weight ? value * (factor * (plus + own)) : value;
   }
 };
 
@@ -39,12 +43,61 @@ __device__ inline RowNorm row_norm(const NormWeights& norm, const uint16_t* row,
   return {norm.weight, rsqrtf(squares / dim + norm.epsilon), norm.plus};
 }
 
+__device__ inline bool is_aligned_to_16(const void* address) {
+  return reinterpret_cast<uint64_t>(address) % 16 == 0;
+}
+
+// Returns true if the values of chunk `index` rotate with those of one other chunk, and tables and
+// weights can be read four values at a time. Reading them one by one takes longer than the rest.
+__device__ inline bool rotates_with_chunk(const RotaryParams& rotary, const RowNorm& norm,
+                                          int index) {
+  return !rotary.interleaved && rotary.rotary_dim % (2 * kChunk) == 0 &&
+         (index + 1) * kChunk <= rotary.rotary_dim && is_aligned_to_16(rotary.cos) &&
+         is_aligned_to_16(rotary.sin) && is_aligned_to_16(norm.weight);
+}
+
+// Norms and rotates chunk `index`, for which rotates_with_chunk() is true.
+template <Type kType>
+__device__ inline void rotate_with_chunk(const RotaryParams& rotary, const RowNorm& norm,
+                                         const uint16_t* row, int index, int64_t table,
+                                         Chunk& chunk) {
+  const RotaryPlace place = rotary_place(rotary, index * kChunk);
+  const Chunk other = reinterpret_cast<const Chunk*>(row)[place.other / kChunk];
+  const auto four = [](const float* values, int at) {
+    return reinterpret_cast<const float4*>(values)[at / 4];
+  };
+#pragma unroll
+  for (int i = 0; i < kChunk; i += 4) {
+    const float4 cos = four(rotary.cos + table, place.pair + i);
+    const float4 sin = four(rotary.sin + table, place.pair + i);
+    float4 weight = {}, other_weight = {};
+    if (norm.weight) {
+      weight = four(norm.weight, index * kChunk + i);
+      other_weight = four(norm.weight, place.other + i);
+    }
+    const auto turn = [&](int at, float own_weight, float others_weight, float c, float s) {
+      const float value = norm.weighted(to_float<kType>(chunk.values[at]), own_weight);
+      const float turned = norm.weighted(to_float<kType>(other.values[at]), others_weight);
+      chunk.values[at] =
+          static_cast<uint16_t>(pack<kType>(rotated(place, value, turned, c, s), 0.0f));
+    };
+    turn(i, weight.x, other_weight.x, cos.x, sin.x);
+    turn(i + 1, weight.y, other_weight.y, cos.y, sin.y);
+    turn(i + 2, weight.z, other_weight.z, cos.z, sin.z);
+    turn(i + 3, weight.w, other_weight.w, cos.w, sin.w);
+  }
+}
+
 // Returns chunk `index` of a token's row, normed, rotated and rounded.
 template <Type kType>
 __device__ inline Chunk rotated_chunk(const RotaryParams& rotary, const RowNorm& norm,
                                       const uint16_t* row, int index, int position) {
   Chunk chunk = reinterpret_cast<const Chunk*>(row)[index];
   const int64_t table = rotary_row(rotary, position);
+  if (rotates_with_chunk(rotary, norm, index)) {
+    rotate_with_chunk<kType>(rotary, norm, row, index, table, chunk);
+    return chunk;
+  }
 #pragma unroll
   for (int i = 0; i < kChunk; ++i) {
     const int at = index * kChunk + i;

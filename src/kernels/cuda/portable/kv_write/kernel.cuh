@@ -14,7 +14,7 @@ namespace fovea::kernels::cuda {
 template <Type kNew, Type kCache>
 struct KvWriteConfig {
   using Params = HeadWriteParams;
-  static constexpr int kBlocksPerSm = 1;
+  static constexpr int kBlocksPerSm = 3;  // more registers would let fewer run at once
   static constexpr KernelTraits kTraits = {kWriteWarps * 32, 0, 0, 0};
 
   struct Side {
