@@ -22,7 +22,6 @@ static_assert(static_cast<int>(MoeScore::softmax) == cuda::kScoreSoftmax &&
 static_assert(cuda::kMaxRoutedExperts == kernels::kMaxExperts);
 
 static_assert(sums_of_squares(33) == cuda::squares_of(33));
-static_assert(cuda::kNarrowSquaredColumns >= cuda::kSquaredColumns);
 static_assert(kMaxJoinedRows == cuda::NarrowProducts::kMaxRows);
 
 namespace {

@@ -113,10 +113,10 @@ struct ResidualStep {
 // A norm that the product before it begins and the product after it ends: rows hold x * weight, and
 // the factor of a row follows from its sums of squares. Rows are complete if `squares` is null.
 struct DeferredNorm {
-  const float* squares = nullptr;  // up to sums_of_squares(dim) for each row
+  const float* squares = nullptr;  // [rows, sums_of_squares(dim)]
   float epsilon = 0;
 };
-// Sums of squares of a row, at most.
+// Sums of squares of a row.
 constexpr int64_t sums_of_squares(int64_t dim) { return (dim + 15) / 16; }
 // No device joins norms to products of more rows.
 inline constexpr int64_t kMaxJoinedRows = 128;

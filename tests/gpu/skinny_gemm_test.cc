@@ -241,15 +241,11 @@ class NormsOfProducts : public test::GpuKernelTest<::testing::TestWithParam<Kern
     return sum;
   }
 
-  static int32_t squared_columns() {
-    return GetParam() == Kernels::narrow ? kNarrowSquaredColumns : kSquaredColumns;
-  }
-
   // Adds the product of x and `weight` [n, kK] to `before`, with rows + 1 rows in every output.
   Begun begin(const std::vector<uint16_t>& x, const std::vector<uint16_t>& weight,
               const std::vector<float>& before, int32_t rows, size_t variant) const {
     const auto n = static_cast<int32_t>(norm_.size());
-    const size_t squares = static_cast<size_t>(squares_of(n, squared_columns()));
+    const size_t squares = static_cast<size_t>(squares_of(n));
     const auto x_device = to_device(x), weight_device = to_device(weight);
     const auto stream = to_device(before), bias = to_device(bias_), norm = to_device(norm_);
     const size_t count = before.size();
@@ -332,12 +328,11 @@ TEST_P(NormsOfProducts, BeginInOneAndEndInTheNext) {
         ASSERT_TRUE(test::is_near(begun.stream[i], want, 1e-3)) << row << ", " << column;
         ASSERT_EQ(begun.rows[i], float_to_bf16(begun.stream[i] * (kPlus + norm_[column])));
       }
-      const auto squared = static_cast<size_t>(squared_columns());
-      const auto sums = static_cast<size_t>(squares_of(n, squared_columns()));
+      const auto sums = static_cast<size_t>(squares_of(n));
       for (size_t i = 0; i < begun.squares.size(); ++i) {
         double want = i / sums == static_cast<size_t>(rows) ? kUntouched : 0;
-        const size_t first = i % sums * squared;
-        for (size_t c = first; want != kUntouched && c < std::min(first + squared, width); ++c) {
+        const size_t first = i % sums * kSquaredColumns;
+        for (size_t c = first; want != kUntouched && c < std::min(first + 16, width); ++c) {
           want += std::pow(double{begun.stream[i / sums * width + c]}, 2);
         }
         ASSERT_TRUE(test::is_near(begun.squares[i], want, 1e-5 * want)) << i;

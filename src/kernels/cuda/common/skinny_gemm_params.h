@@ -26,28 +26,25 @@ struct SkinnyGemmParams {
   int32_t activation;  // a GatedActivation
   float alpha, limit;
   // With in_squares, x are rows of k values times the weights of a norm, without its factor.
-  const float* in_squares;  // [rows, squares_of(k)] or null, as the product before wrote them
+  const float* in_squares;  // [rows, squares_of(k)] or null
   float in_epsilon;
   // With stream, the product is added: stream += stream_factor * (product + bias), and out =
   // stream * norm, as bf16 without the norm's factor. There is no up_offset then.
   float* stream;  // [rows, n], dense, or null
   float stream_factor;
   NormWeights norm;
-  float* squares;  // [rows, squares_of(n)]: sums of stream^2 over adjacent columns
+  float* squares;  // [rows, squares_of(n)]: sums of stream^2 over 16 columns each
   // With boxes.sends, `out` is f32 and dense, and is a message of rows * n words to each other rank
   // as well. There is neither up_offset nor stream. A sum of rank_sum takes the message.
   RankBoxes boxes;
 };
 
 constexpr int kSkinnyDepth = 64;
-// Columns of a sum of squares, in products of up to 8 rows and of more. Each block of the next
-// product reads the sums of all its rows, so many rows have few sums.
 constexpr int kSquaredColumns = 16;
-constexpr int kNarrowSquaredColumns = 64;
 
 // Returns the number of sums of squares of a row.
-constexpr int32_t squares_of(int32_t columns, int32_t squared = kSquaredColumns) {
-  return (columns + squared - 1) / squared;
+constexpr int32_t squares_of(int32_t columns) {
+  return (columns + kSquaredColumns - 1) / kSquaredColumns;
 }
 
 }  // namespace fovea::kernels::cuda

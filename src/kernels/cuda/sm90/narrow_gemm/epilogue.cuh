@@ -52,7 +52,7 @@ struct Epilogue {
     constexpr int kPasses = (kRows + kTogether - 1) / kTogether;
     const int lane = threadIdx.x % kLanes;
     const int first = first_row() + threadIdx.x / kLanes;
-    const int count = squares_of(product.k, kNarrowSquaredColumns) / 2;
+    const int count = squares_of(product.k) / 4;
     float sums[kPasses] = {};
     if (product.in_squares) {
 #pragma unroll 4
@@ -61,9 +61,9 @@ struct Epilogue {
         for (int pass = 0; pass < kPasses; ++pass) {
           const int row = first + pass * kTogether;
           if (row >= end_row()) continue;
-          const float2 two =
-              __ldcg(reinterpret_cast<const float2*>(product.in_squares) + row * count + i);
-          sums[pass] += two.x + two.y;
+          const float4 four =
+              __ldcg(reinterpret_cast<const float4*>(product.in_squares) + row * count + i);
+          sums[pass] += (four.x + four.y) + (four.z + four.w);
         }
       }
     }
@@ -259,7 +259,7 @@ struct Epilogue {
     }
   }
 
-  // Adds to the stream, and sums squares over 64 columns, which are 16 lanes.
+  // Adds to the stream, and sums squares over 16 columns, which are 4 lanes.
   __device__ __forceinline__ void add_to_stream() const {
     const SkinnyGemmParams& product = params.product;
     const int at = part.tile * Shape::kColumns + item_column();
@@ -279,12 +279,12 @@ struct Epilogue {
                       value.z * (plus + norm.z), value.w * (plus + norm.w)});
       }
       float squares = value.x * value.x + value.y * value.y + value.z * value.z + value.w * value.w;
-      for (int step = kNarrowSquaredColumns / 8; step > 0; step /= 2) {
+      for (int step = kSquaredColumns / 8; step > 0; step /= 2) {
         squares += __shfl_xor_sync(~0u, squares, step);
       }
-      if (live && at % kNarrowSquaredColumns == 0) {
-        product.squares[row * squares_of(product.n, kNarrowSquaredColumns) +
-                        at / kNarrowSquaredColumns] = squares;
+      if (live && at % kSquaredColumns == 0) {
+        product.squares[static_cast<int64_t>(row) * squares_of(product.n) + at / kSquaredColumns] =
+            squares;
       }
     });
   }
