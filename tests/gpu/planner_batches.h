@@ -27,7 +27,7 @@ struct Batch {
   int32_t window = 0;
   int32_t min_planned_q_len = 0, max_planned_q_len = 0;  // as the plan has them
   bool alike = false;                                    // all requests are equal
-  bool whole = false;  // decode on 132 CTAs cuts no tile
+  bool whole = false;                                    // decode on 132 CTAs cuts no tile
 
   bool planned(size_t i) const {
     const int32_t q_len = requests[i].first;
