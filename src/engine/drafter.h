@@ -28,8 +28,10 @@ class Drafter {
   // Waits for what draft() has left to the device. A draft that could not be made stays unknown.
   // The requests must not have been changed since, but for DraftTree::keep().
   virtual void finish() {}
-  // Enqueues the beginning of the next draft() behind the pass that draws these texts, if it can,
-  // so that the device has work while the host reads them. finish() without draft() undoes it.
+  // Returns true if begin_next() does something.
+  virtual bool begins_next() const { return false; }
+  // Enqueues the beginning of the next draft() behind the pass that draws these texts, so that the
+  // device has work while the host reads them. finish() without draft() undoes it.
   virtual void begin_next(std::span<const DrawnText> /*texts*/) {}
   // Waits for what is left to the device, and forgets it: no pass has verified the drafts.
   virtual void abandon() {}

@@ -66,6 +66,7 @@ class ModelDrafter final : public Drafter {
                bool host_draws, const DrawnLists& drawn);
   void draft(std::span<Request* const> requests, int32_t max_drafts, int32_t branches) override;
   void finish() override;
+  bool begins_next() const override { return states_.is_head() && runner_->draws(); }
   void begin_next(std::span<const DrawnText> texts) override;
   void abandon() override;
   double device_seconds() const override { return device_seconds_; }
@@ -159,7 +160,7 @@ void ModelDrafter::abandon() {
 // The tokens of all drafts that may be right are computed anew, which is what a head does anyway.
 // The features of all of them are there when the pass ends that draws them.
 void ModelDrafter::begin_next(std::span<const DrawnText> texts) {
-  if (!states_.is_head() || !runner_->draws()) return;
+  if (!begins_next()) return;
   std::vector<Begun> begun;
   features_.clear();
   parts_.clear();

@@ -56,7 +56,7 @@ void TextEngine::finish_drafts(EnginePass& pass) {
 // Lets the drafter work on the next step's drafts while the host waits for this pass, reads its
 // tokens and chooses the next one. Trees, and tokens that the host draws, have to wait for that.
 void TextEngine::begin_next_drafts(EnginePass& pass) {
-  if (parts_.draft_branches > 1 || !parts_.runner->draws()) return;
+  if (parts_.draft_branches > 1 || !parts_.drafter->begins_next()) return;
   try {
     drawn_texts_.clear();
     for (const Outcome& outcome : pass.outcomes) {

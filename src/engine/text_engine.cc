@@ -185,7 +185,8 @@ const EngineStats& TextEngine::stats() const {
 std::string TextEngine::explain_waits() const {
   if (!parts_.runner->draws()) return "drafts are read before the pass that verifies them begins\n";
   if (parts_.draft_branches > 1) return "each step that makes drafts waits for the one before\n";
-  return "passes that verify drafts are enqueued while these are made\n";
+  return fmt::format("the pass that verifies drafts is enqueued while these are made{}\n",
+                     parts_.drafter->begins_next() ? ", and the next drafts begin behind it" : "");
 }
 
 std::string TextEngine::explain() const {

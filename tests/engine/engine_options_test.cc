@@ -261,11 +261,14 @@ TEST(EngineOptions, ExplainSaysWhatWaitsForDrafts) {
   options.speculate = "eagle:" FOVEA_SOURCE_DIR "/testdata/drafts/llama_eagle";
   for (const bool runner_draws : {false, true}) {
     const std::string text = load_engine(options, {}, runner_draws)->explain();
-    EXPECT_NE(text.find(runner_draws ? "are enqueued while these are made\n"
+    EXPECT_NE(text.find(runner_draws ? "made, and the next drafts begin behind it\n"
                                      : "are read before the pass that verifies them begins\n"),
               std::string::npos)
         << text;
   }
+  options.speculate = "draft:" + options.model_path;
+  EXPECT_NE(load_engine(options, {}, true)->explain().find("is enqueued while these are made\n"),
+            std::string::npos);
   options.draft_branches = 2;
   EXPECT_NE(load_engine(options, {}, true)->explain().find("waits for the one before\n"),
             std::string::npos);
