@@ -121,6 +121,12 @@ void add_other_kinds(std::vector<LinearCase>& cases) {
   test.name = "lightning_one_tap";
   test.spec.linear.conv_width = 1;
   cases.push_back(test);
+  // Rows that only the smallest blocks of a decode divide.
+  test = linear_case("lightning_24_rows", AttentionKind::lightning, 1, 2);
+  test.spec.linear.key_dim = 128;
+  test.spec.linear.value_dim = 24;
+  test.lengths = {1, 9, 2};
+  cases.push_back(test);
   test = linear_case("kda_rounded", AttentionKind::kda, 2, 2);
   test.spec.linear.key_dim = test.spec.linear.value_dim = 128;
   test.spec.q_dtype = DType::bf16;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decode of linear layers with states of 16 bits on Hopper, with the bits of portable/recurrence.
+// Decode of linear layers on Hopper, with the bits of portable/recurrence.
 #pragma once
 
 #include "kernels/cuda/common/linear_params.h"
@@ -27,8 +27,8 @@ class RecurrentDecode {
   RecurrentDecode(const RecurrentDecodeSetup& setup, gpu::KernelStore& store);
 
   // For any number of tokens a request; made for few. `mixed` and the states are aligned to 16
-  // bytes, with strides that are multiples of that.
-  void run(const RecurrenceParams& params, gpu::Launcher launcher) const;
+  // bytes, with strides that are multiples of that. Sets tiles.
+  void run(RecurrenceParams params, gpu::Launcher launcher) const;
 
  private:
   int32_t multiprocessors_;

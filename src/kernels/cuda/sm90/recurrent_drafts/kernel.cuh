@@ -159,8 +159,8 @@ struct RecurrentDrafts {
     const RequestTokens& tokens = unit.tokens;
     const int32_t draft = max(tokens.first_draft() - first, 0);
 #pragma unroll 1
-    for (int32_t i = static_cast<int32_t>(threadIdx.x) + draft * kFours; i < count * kFours;
-         i += kThreads) {
+    for (int32_t i = kThreads - 1 - static_cast<int32_t>(threadIdx.x) + draft * kFours;
+         i < count * kFours; i += kThreads) {
       const int32_t t = i / kFours, at = i % kFours * 4;
       float* const row =
           tokens.kept_row(params, tokens.drafts.replayed + first + t - tokens.first_draft());
@@ -175,26 +175,28 @@ struct RecurrentDrafts {
   }
 
   // Finds the factors of staged tokens, replaces log decays of columns by decays, and keeps drafts.
+  // The first warps find factors, the others keep values.
   __device__ static void prepare(const Params& params, const Unit& unit, TokenRange range,
                                  Memory& shared, Staged& staged) {
     const auto [first, count] = range;
-    const int32_t group = static_cast<int32_t>(threadIdx.x) / Shape::kRowLanes;
-    const int32_t t = group < Shape::kTile ? group : 0;
+    const int32_t t = static_cast<int32_t>(threadIdx.x) / Shape::kRowLanes;
+    if (unit.tokens.drafts.drafts > 0 && params.keeps_mixed) {
+      keep_values(params, unit, range, staged);
+    }
+    if (threadIdx.x / 32 * Shape::kStep >= count) return;
+    const int32_t own = min(t, count - 1);
     Vectors vectors;
-    load_vectors(staged, t, vectors);
-    vectors.out.load(staged.out[t] + lane_column());
-    const float log_decay = Staged::kHasDecays ? 0.0f : staged.log_decay[t];
-    const float strength = Shape::kKind == lightning ? 1.0f : staged.strength[t];
+    load_vectors(staged, own, vectors);
+    vectors.out.load(staged.out[own] + lane_column());
+    const float log_decay = Staged::kHasDecays ? 0.0f : staged.log_decay[own];
+    const float strength = Shape::kKind == lightning ? 1.0f : staged.strength[own];
     const bool is_draft = unit.tokens.drafts.drafts > 0 && first + t >= unit.tokens.first_draft();
-    if (group < count && is_draft) {
+    if (t < count && is_draft) {
       keep_vectors(params, unit, first + t, vectors, log_decay, strength);
     }
     vectors.exponentiate();
     const TokenFactors factors = Step::factors_of(params, vectors, log_decay, strength);
-    if (unit.tokens.drafts.drafts > 0 && params.keeps_mixed) {
-      keep_values(params, unit, range, staged);
-    }
-    if (group >= count) return;
+    if (t >= count) return;
     if constexpr (Staged::kHasDecays) {
       vectors.decays.template store_as<f32>(staged.decays[t] + lane_column());
     }
@@ -222,7 +224,8 @@ struct RecurrentDrafts {
     return static_cast<int>(threadIdx.x % Shape::kRowLanes) / Shape::kRows == 1;
   }
 
-  // The sums of a token's result are exchanged together with those of the next token's update.
+  // The sums of a token's result are exchanged together with those of the next token's update,
+  // whose vectors arrive from shared memory meanwhile.
   __device__ static void run_tokens(const Params& params, const Unit& unit, TokenRange range,
                                     const Memory& shared, const Staged& staged, Rows& rows) {
     const auto [first, count] = range;
@@ -232,20 +235,25 @@ struct RecurrentDrafts {
     const int32_t* const snapshots = params.plan.snapshot_slots;
     float* result = result_at(params, unit, first - 1);  // the place of the token before
     float reads[Shape::kRows] = {}, out_factor = 0, value = 0;
+    Vectors vectors;
+    load_vectors(staged, 0, vectors);
+    TokenFactors factors = shared.factors[0];
+    float next_value = staged.values[0][own_row()];
 #pragma unroll 1
     for (int32_t t = 0; t < count; ++t, result += params.result_stride) {
-      const TokenFactors factors = shared.factors[t];
       const float value_before = value;
-      value = staged.values[t][own_row()];
-      Vectors vectors;
-      load_vectors(staged, t, vectors);
+      value = next_value;
+      vectors.out.load(staged.out[t] + lane_column());
       const float read = Step::update_by_own(rows, vectors, factors, value, reads);
       if (t > replayed && t > 0 && has_result()) {
         *result = Step::result_of(params, unit.head, out_factor, value_before, read);
       }
+      out_factor = factors.out;
+      const int32_t next = min(t + 1, count - 1);
+      load_vectors(staged, next, vectors);
+      factors = shared.factors[next];
+      next_value = staged.values[next][own_row()];
       if (t >= replayed) {
-        vectors.out.load(staged.out[t] + lane_column());
-        out_factor = factors.out;
 #pragma unroll
         for (int r = 0; r < Shape::kRows; ++r) reads[r] = rows[r].partial_dot(vectors.out);
       }
