@@ -125,6 +125,7 @@ void add_other_kinds(std::vector<LinearCase>& cases) {
   test = linear_case("lightning_24_rows", AttentionKind::lightning, 1, 2);
   test.spec.linear.key_dim = 128;
   test.spec.linear.value_dim = 24;
+  test.spec.linear.conv_width = 0;
   test.lengths = {1, 9, 2};
   cases.push_back(test);
   test = linear_case("kda_rounded", AttentionKind::kda, 2, 2);

@@ -282,7 +282,7 @@ void CudaLinear::run_layer(const LayerTensors& tensors, gpu::Launcher launcher) 
   params_.requests = batch().requests;
   params_.kept = kept_inputs(state);
   params_.keeps_mixed = !convolves;
-  if (decode_ && one_token_ && !keeps_drafts()) {
+  if (decode_ && one_token_ && !keeps_drafts() && decode_->is_faster(params_)) {
     decode_->run(params_, launcher);
   } else if (drafts_ && has_few_tokens()) {
     drafts_->run(params_, launcher);

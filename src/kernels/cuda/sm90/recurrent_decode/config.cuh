@@ -14,10 +14,10 @@ struct DecodeShape : RowLanes<kColumns_> {
   static constexpr Recurrence kKind = kKind_;
   static constexpr int kColumns = kColumns_;
   static constexpr Type kState = kState_;
-  static constexpr int kRows = 2;  // of a lane
+  static constexpr int kRows = 2;  // a lane has them
   static constexpr int kTileRows = Lanes::kStep * kRows;
   static constexpr int kTileBytes = kTileRows * kColumns * type_bytes(kState);
-  static constexpr int kTiles = kState == f32 ? 2 : 4;  // of a block, at most
+  static constexpr int kTiles = kState == f32 ? 2 : 4;  // a block has up to so many
   static constexpr int kBlockRows = kTiles * kTileRows;
   static constexpr int kBlocksPerSm = 16;
 };

@@ -30,6 +30,15 @@ struct RecurrentDecode {
   static constexpr KernelTraits kTraits = {32, sizeof(Memory), Shape::kBlockRows, 0};
   static_assert((sizeof(Memory) + 1024) * Shape::kBlocksPerSm <= kMaxSharedBytes + 1024);
 
+  struct TileToken {
+    int32_t tile, token;
+  };
+  struct TokenInputs {
+    const Vectors& vectors;
+    TokenFactors factors;
+    const float* values;  // from the tile's first row on
+  };
+
   __device__ static int lane_row() { return static_cast<int>(threadIdx.x) / Shape::kRowLanes; }
   __device__ static int lane_column() {
     return static_cast<int>(threadIdx.x) % Shape::kRowLanes * 4;
@@ -149,10 +158,10 @@ struct RecurrentDecode {
     return Step::factors_of(params, vectors, log_decay, strength);
   }
 
-  // values: from the tile's first row on.
-  __device__ static void run_token(const Params& params, const Place& place, int32_t tile,
-                                   int32_t token, const Vectors& vectors,
-                                   const TokenFactors& factors, const float* values, Rows& rows) {
+  __device__ static void run_token(const Params& params, const Place& place, TileToken at,
+                                   const TokenInputs& inputs, Rows& rows) {
+    const auto [tile, token] = at;
+    const auto& [vectors, factors, values] = inputs;
     float own[Shape::kRows], reads[Shape::kRows];
 #pragma unroll
     for (int r = 0; r < Shape::kRows; ++r) own[r] = values[lane_row() + r * Shape::kStep];
@@ -186,14 +195,15 @@ struct RecurrentDecode {
     const int32_t row = tile * Shape::kTileRows;
     Vectors vectors;
     load_vectors(vectors, shared.in, shared.out, shared.log_decays);
-    run_token(params, place, tile, place.span.begin, vectors, first, shared.values + row, rows);
+    run_token(params, place, {tile, place.span.begin}, {vectors, first, shared.values + row}, rows);
 #pragma unroll 1
     for (int32_t token = place.span.begin + 1; token < place.span.end; ++token) {
       const float* const from = vectors_at(params, place, token);
       load_vectors(vectors, from + params.in_at, from + params.out_at,
                    Step::column_decays(params, gate_of(params, place, token)));
-      run_token(params, place, tile, token, vectors, load_factors(params, place, token, vectors),
-                values_at(params, place, token) + row, rows);
+      const TokenFactors factors = load_factors(params, place, token, vectors);
+      run_token(params, place, {tile, token},
+                {vectors, factors, values_at(params, place, token) + row}, rows);
     }
     stream_rows(rows, state_at(params, place, tile, place.span.slot));
   }

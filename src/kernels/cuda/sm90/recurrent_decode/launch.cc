@@ -10,6 +10,7 @@ namespace {
 
 constexpr int32_t kColumns = 128;
 constexpr int32_t kTileRows = 8;  // the smallest part of a state that a block takes
+constexpr int32_t kFewRows = 64;  // a multiprocessor
 
 }  // namespace
 
@@ -27,6 +28,12 @@ gpu::KernelVariant RecurrentDecode::variant(const RecurrentDecodeSetup& setup) {
 
 RecurrentDecode::RecurrentDecode(const RecurrentDecodeSetup& setup, gpu::KernelStore& store)
     : multiprocessors_(setup.multiprocessors), kernel_(variant(setup), store) {}
+
+bool RecurrentDecode::is_faster(const RecurrenceParams& params) const {
+  const int64_t rows = int64_t{params.requests} * params.heads * params.rows;
+  return !params.state_is_ready || params.state_type != StateType::f32 ||
+         rows > int64_t{multiprocessors_} * kFewRows;
+}
 
 void RecurrentDecode::run(RecurrenceParams params, gpu::Launcher launcher) const {
   const int64_t rows = int64_t{params.requests} * params.heads * params.rows;
