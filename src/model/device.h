@@ -254,6 +254,14 @@ class ModelDevice {
   virtual std::shared_ptr<std::byte> allocate(size_t bytes) = 0;
 
   virtual void linear(const Linear& weights, Rows x, Rows out, int64_t rows) = 0;
+  // As linear(), for up to three products of the same rows, each [0, n) of an output of its own.
+  struct Product {
+    const Linear& weights;
+    Rows out;
+  };
+  virtual void linears(std::span<const Product> products, Rows x, int64_t rows) {
+    for (const Product& product : products) linear(product.weights, x, product.out, rows);
+  }
   // As linear(), for the last product of a branch: `out` is dense f32, and the next residual()
   // takes its sum over the ranks (ResidualStep::is_part). A device may send it to the others at
   // once.

@@ -2,11 +2,13 @@
 // Runs a model on the CPU with f32 activations. Weights stay in the mapped checkpoint; random
 // weights have their own memory.
 #include <algorithm>
+#include <array>
 #include <deque>
 #include <limits>
 #include <map>
 #include <new>
 
+#include "core/check.h"
 #include "kernels/cpu/cpu.h"
 #include "model/host_experts.h"
 
@@ -47,6 +49,23 @@ kernels::DividedNormParams divided_norm_params(const DividedNorm& step) {
           .rows = step.rows,
           .dim = step.norm.dim(),
           .parts = step.parts};
+}
+
+kernels::GemmParams gemm_params(const Linear& weights, Rows x, Rows out, int64_t rows) {
+  kernels::GemmParams params;
+  params.x = x.floats();
+  params.x_stride = x.stride;
+  params.weight = weights.weight;
+  params.weight_dtype = weights.dtype;
+  params.weight_stride = weights.stride;
+  params.weight_is_kn = weights.is_kn;
+  params.bias = weights.bias;
+  params.out = out.floats();
+  params.out_stride = out.stride;
+  params.rows = static_cast<int32_t>(rows);
+  params.n = weights.n;
+  params.k = weights.k;
+  return params;
 }
 
 void norm_heads(const Norm& norm, HeadView x, HeadView out, int64_t rows, int32_t heads,
@@ -108,20 +127,16 @@ class HostDevice final : public ModelDevice {
   }
 
   void linear(const Linear& weights, Rows x, Rows out, int64_t rows) override {
-    kernels::GemmParams params;
-    params.x = x.floats();
-    params.x_stride = x.stride;
-    params.weight = weights.weight;
-    params.weight_dtype = weights.dtype;
-    params.weight_stride = weights.stride;
-    params.weight_is_kn = weights.is_kn;
-    params.bias = weights.bias;
-    params.out = out.floats();
-    params.out_stride = out.stride;
-    params.rows = static_cast<int32_t>(rows);
-    params.n = weights.n;
-    params.k = weights.k;
-    kernels::cpu::gemm(params, threads_);
+    kernels::cpu::gemm(gemm_params(weights, x, out, rows), threads_);
+  }
+  void linears(std::span<const Product> products, Rows x, int64_t rows) override {
+    std::array<kernels::GemmParams, kernels::cpu::kMaxGemms> params;
+    check_argument(products.size() <= params.size(), "{} products, must be at most {}",
+                   products.size(), params.size());
+    std::ranges::transform(products, params.begin(), [&](const Product& product) {
+      return gemm_params(product.weights, x, product.out, rows);
+    });
+    kernels::cpu::gemms({params.data(), products.size()}, threads_);
   }
 
   void store_rows(Rows from, Rows to, const int64_t* index, int64_t rows, int64_t width) override {

@@ -110,10 +110,12 @@ void SelfAttention::forward(Pass& pass, Rows x, Rows out) const {
   const AttentionSpec& spec = parts_.spec;
   const Buffers scratch = buffers(pass.arena, pass.rows);
   ModelDevice& device = *pass.device;
-  multiply(pass, parts_.q, {.before = pass.joined.before}, x, scratch.q);
   if (parts_.k) {
-    device.linear(parts_.k, x, scratch.k, pass.rows);
-    device.linear(parts_.v, x, scratch.v, pass.rows);
+    const ModelDevice::Product products[] = {
+        {parts_.q, scratch.q}, {parts_.k, scratch.k}, {parts_.v, scratch.v}};
+    device.linears(products, x, pass.rows);
+  } else {
+    multiply(pass, parts_.q, {.before = pass.joined.before}, x, scratch.q);
   }
 
   LayerTensors tensors;
@@ -159,8 +161,13 @@ namespace {
 void apply_gates(const MlpParts& parts, ModelDevice& device, const MlpBuffers& buffers, Rows x,
                  int64_t rows) {
   if (device.gated_linear(parts, {}, x, buffers.activated, rows)) return;
-  device.linear(parts.gate, x, buffers.hidden, rows);
-  if (parts.up) device.linear(parts.up, x, from_column(buffers.hidden, parts.width()), rows);
+  if (parts.up) {
+    const ModelDevice::Product products[] = {
+        {parts.gate, buffers.hidden}, {parts.up, from_column(buffers.hidden, parts.width())}};
+    device.linears(products, x, rows);
+  } else {
+    device.linear(parts.gate, x, buffers.hidden, rows);
+  }
   device.gated_activation(parts, buffers.hidden, buffers.activated, rows);
 }
 

@@ -223,6 +223,30 @@ TEST_P(GemmWeights, ColumnsHaveTheSameBitsWhereverTheyAreCut) {
   }
 }
 
+// Products that share tasks differ in size, and one of them has no columns.
+TEST_P(GemmWeights, ProductsHaveTheSameBitsTogether) {
+  const auto [dtype, is_kn] = GetParam();
+  const Shape shapes[] = {{3, 300, 700, dtype, is_kn}, {3, 0, 700, dtype}, {3, 67, 90, dtype}};
+  for (const cpu::Isa isa : isas()) {
+    ThreadPool threads(3);
+    std::vector<Problem> together, alone;
+    std::vector<GemmParams> products;
+    for (const Shape& shape : shapes) {
+      alone.push_back(make_problem(shape, 4));
+      cpu::gemm(alone.back().params, threads, isa);
+      together.push_back(make_problem(shape, 4));
+      products.push_back(together.back().params);
+    }
+    cpu::gemms(products, threads, isa);
+    for (size_t i = 0; i < products.size(); ++i) {
+      EXPECT_EQ(std::memcmp(together[i].out.data(), alone[i].out.data(),
+                            sizeof(float) * alone[i].out.size()),
+                0)
+          << cpu::isa_name(isa) << ", product " << i;
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(All, GemmWeights,
                          testing::Combine(testing::Values(DType::f32, DType::bf16, DType::f16),
                                           testing::Bool()));
@@ -300,6 +324,8 @@ TEST(Gemm, RefusesWhatItCannotMultiply) {
   problem = make_problem({2, 4, 8}, 6);
   problem.params.weight_stride = 7;
   EXPECT_THROW(cpu::gemm(problem.params, threads), Error);
+  const std::vector<GemmParams> many(cpu::kMaxGemms + 1, make_problem({2, 4, 8}, 6).params);
+  EXPECT_THROW(cpu::gemms(many, threads), Error);
 }
 
 }  // namespace

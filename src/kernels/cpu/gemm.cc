@@ -2,6 +2,7 @@
 #include "kernels/gemm.h"
 
 #include <algorithm>
+#include <array>
 
 #include "core/check.h"
 #include "core/rounding.h"
@@ -74,25 +75,53 @@ TaskShape cut_rows(const GemmParams& params, int64_t wanted) {
   return {round_up(ceil_div<int64_t>(params.rows, row_tasks), kTiledRows), columns.columns};
 }
 
+// A product, and how it is cut into tasks.
+struct CutProduct {
+  const GemmParams* params;
+  Multiply kernel;
+  TaskShape task;
+  int64_t row_tasks, tasks;
+
+  void run(int64_t number) const {
+    const int64_t row = number % row_tasks * task.rows;
+    const int64_t column = number / row_tasks * task.columns;
+    kernel(*params, {static_cast<int32_t>(row),
+                     static_cast<int32_t>(std::min<int64_t>(row + task.rows, params->rows)),
+                     static_cast<int32_t>(column),
+                     static_cast<int32_t>(std::min<int64_t>(column + task.columns, params->n))});
+  }
+};
+
+CutProduct cut(const GemmParams& params, const ThreadPool& threads, Isa isa) {
+  check(params);
+  CutProduct product{&params, choose_kernel(params, isa), {}, 0, 0};
+  if (params.rows == 0 || params.n == 0) return product;
+  const int64_t wanted = wanted_tasks(threads);
+  product.task = uses_tiles(params, isa) ? cut_rows(params, wanted) : cut_columns(params, wanted);
+  product.row_tasks = ceil_div<int64_t>(params.rows, product.task.rows);
+  product.tasks = product.row_tasks * ceil_div<int64_t>(params.n, product.task.columns);
+  return product;
+}
+
 }  // namespace
 
 void gemm(const GemmParams& params, ThreadPool& threads, Isa isa) {
-  check(params);
-  if (params.rows == 0 || params.n == 0) return;
-  const Multiply kernel = choose_kernel(params, isa);
-  const int64_t wanted = wanted_tasks(threads);
-  const auto [rows, columns] =
-      uses_tiles(params, isa) ? cut_rows(params, wanted) : cut_columns(params, wanted);
-  const int64_t column_tasks = ceil_div<int64_t>(params.n, columns);
-  const int64_t row_tasks = ceil_div<int64_t>(params.rows, rows);
-  threads.parallel_for(column_tasks * row_tasks, [&](int64_t task, int) {
-    const int64_t row = task % row_tasks * rows;
-    const int64_t column = task / row_tasks * columns;
-    const GemmRange range = {static_cast<int32_t>(row),
-                             static_cast<int32_t>(std::min<int64_t>(row + rows, params.rows)),
-                             static_cast<int32_t>(column),
-                             static_cast<int32_t>(std::min<int64_t>(column + columns, params.n))};
-    kernel(params, range);
+  gemms({&params, 1}, threads, isa);
+}
+
+void gemms(std::span<const GemmParams> products, ThreadPool& threads, Isa isa) {
+  check_argument(products.size() <= kMaxGemms, "products holds {}, must hold at most {}",
+                 products.size(), kMaxGemms);
+  std::array<CutProduct, kMaxGemms> cuts{};
+  int64_t tasks = 0;
+  for (size_t i = 0; i < products.size(); ++i) {
+    cuts[i] = cut(products[i], threads, isa);
+    tasks += cuts[i].tasks;
+  }
+  threads.parallel_for(tasks, [&](int64_t task, int) {
+    const CutProduct* product = cuts.data();
+    for (; task >= product->tasks; ++product) task -= product->tasks;
+    product->run(task);
   });
 }
 
