@@ -225,7 +225,8 @@ struct RecurrentDrafts {
   }
 
   // The sums of a token's result are exchanged together with those of the next token's update,
-  // whose vectors arrive from shared memory meanwhile.
+  // whose vectors arrive from shared memory meanwhile. Rows of 16 bits leave no registers for that,
+  // because they are rounded after each token.
   __device__ static void run_tokens(const Params& params, const Unit& unit, TokenRange range,
                                     const Memory& shared, const Staged& staged, Rows& rows) {
     const auto [first, count] = range;
@@ -235,25 +236,31 @@ struct RecurrentDrafts {
     const int32_t* const snapshots = params.plan.snapshot_slots;
     float* result = result_at(params, unit, first - 1);  // the place of the token before
     float reads[Shape::kRows] = {}, out_factor = 0, value = 0;
+    constexpr bool kReadsAhead = Shape::kState == f32;
     Vectors vectors;
-    load_vectors(staged, 0, vectors);
-    TokenFactors factors = shared.factors[0];
-    float next_value = staged.values[0][own_row()];
+    TokenFactors factors;
+    float next_value;
+    const auto load_token = [&](int32_t t) {
+      load_vectors(staged, t, vectors);
+      factors = shared.factors[t];
+      next_value = staged.values[t][own_row()];
+    };
+    const auto load_out = [&](int32_t t) { vectors.out.load(staged.out[t] + lane_column()); };
+    if constexpr (kReadsAhead) load_token(0);
 #pragma unroll 1
     for (int32_t t = 0; t < count; ++t, result += params.result_stride) {
+      if constexpr (!kReadsAhead) load_token(t);
       const float value_before = value;
       value = next_value;
-      vectors.out.load(staged.out[t] + lane_column());
+      if constexpr (kReadsAhead) load_out(t);
       const float read = Step::update_by_own(rows, vectors, factors, value, reads);
       if (t > replayed && t > 0 && has_result()) {
         *result = Step::result_of(params, unit.head, out_factor, value_before, read);
       }
       out_factor = factors.out;
-      const int32_t next = min(t + 1, count - 1);
-      load_vectors(staged, next, vectors);
-      factors = shared.factors[next];
-      next_value = staged.values[next][own_row()];
+      if constexpr (kReadsAhead) load_token(min(t + 1, count - 1));
       if (t >= replayed) {
+        if constexpr (!kReadsAhead) load_out(t);
 #pragma unroll
         for (int r = 0; r < Shape::kRows; ++r) reads[r] = rows[r].partial_dot(vectors.out);
       }
