@@ -3,9 +3,10 @@
 // so an output element is a dot product whose lanes hold every kLanes-th term. Nothing is
 // transposed, and one row of x takes the same path as many.
 //
-// With few rows (decode), tiles of all rows by 4 weight rows read the weight once, in order, and
-// convert it in registers. With more rows, 64 weight rows by kGemmDepth are converted to f32 on the
-// stack, and every tile of rows reads them.
+// With few rows (decode), tiles of all rows by 4 weight rows read the weight once and convert it in
+// registers. One to three rows read it from its first byte to its last, because the processor's
+// prefetch keeps more lines on their way than a core asks for. With more rows, 64 weight rows by
+// kGemmDepth are converted to f32 on the stack, and every tile of rows reads them.
 #include "kernels/cpu/simd/convert.h"
 #include "kernels/cpu/simd/gemm.h"
 #include "kernels/cpu/simd/sums_of_lanes.h"
@@ -16,6 +17,9 @@ namespace {
 // Accumulators: 24 of 32 registers, or 12 of 16.
 constexpr int32_t kRows = kLanes == 16 ? 6 : 3;
 constexpr int32_t kColumns = 4;
+// Rows for which a weight row is read to its end before the next one. More rows wait for their own
+// multiply-adds, of which four weight rows have four times as many on their way.
+constexpr int32_t kInOrder = kLanes == 16 ? 3 : 1;
 
 // A few rows of x by kColumns rows of the weight, for one block of k.
 template <typename W>
@@ -42,22 +46,15 @@ HWY_INLINE void add_sums_of_lanes(const F32* sums, float* to, int32_t columns) {
   }
 }
 
-// Computes out += x * w^T for `rows` rows. Each element takes one multiply-add per kLanes terms, in
-// order.
-template <int32_t rows, typename W>
-HWY_INLINE void add_tile(const Tile<W>& tile) {
-  F32 sums[rows][kColumns];
-#pragma GCC unroll 8
-  for (int32_t r = 0; r < rows; ++r) {
-#pragma GCC unroll 4
-    for (int32_t c = 0; c < kColumns; ++c) sums[r][c] = hn::Zero(kF32);
-  }
+// Adds the products of `rows` rows and `columns` weight rows, beginning with row `first`.
+template <int32_t rows, int32_t columns, typename W>
+HWY_INLINE void add_products(const Tile<W>& tile, int32_t first, F32 (&sums)[rows][kColumns]) {
   const auto multiply_add = [&](auto&& load_x, auto&& load_w) HWY_ATTR {
     F32 x[rows];
 #pragma GCC unroll 8
     for (int32_t r = 0; r < rows; ++r) x[r] = load_x(tile.x + r * tile.x_stride);
 #pragma GCC unroll 4
-    for (int32_t c = 0; c < kColumns; ++c) {
+    for (int32_t c = first; c < first + columns; ++c) {
       const F32 w = load_w(tile.w[c]);
 #pragma GCC unroll 8
       for (int32_t r = 0; r < rows; ++r) sums[r][c] = hn::MulAdd(x[r], w, sums[r][c]);
@@ -67,7 +64,7 @@ HWY_INLINE void add_tile(const Tile<W>& tile) {
   for (; k + kLanes <= tile.depth; k += kLanes) {
     const auto at_k = [k](const auto* row) HWY_ATTR { return load(row + k); };
     multiply_add(at_k, at_k);
-    if constexpr (sizeof(W) == 2) {
+    if constexpr (sizeof(W) == 2 && columns == kColumns) {
       if (k % 32 != 0) continue;  // a line of the cache
 #pragma GCC unroll 4
       for (int32_t c = 0; c < kColumns; ++c) __builtin_prefetch(tile.w[c] + k + tile.ahead);
@@ -77,19 +74,34 @@ HWY_INLINE void add_tile(const Tile<W>& tile) {
     const auto rest = [&](const auto* row) HWY_ATTR { return load_first(row + k, tile.depth - k); };
     multiply_add(rest, rest);
   }
+}
+
+// Computes out += x * w^T for `rows` rows. Each element takes one multiply-add per kLanes terms, in
+// order.
+template <int32_t rows, bool in_order, typename W>
+HWY_INLINE void add_tile(const Tile<W>& tile) {
+  constexpr int32_t kAtOnce = in_order ? 1 : kColumns;
+  F32 sums[rows][kColumns];
+#pragma GCC unroll 8
+  for (int32_t r = 0; r < rows; ++r) {
+#pragma GCC unroll 4
+    for (int32_t c = 0; c < kColumns; ++c) sums[r][c] = hn::Zero(kF32);
+  }
+#pragma GCC unroll 4
+  for (int32_t c = 0; c < kColumns; c += kAtOnce) add_products<rows, kAtOnce>(tile, c, sums);
 #pragma GCC unroll 8
   for (int32_t r = 0; r < rows; ++r) {
     add_sums_of_lanes(sums[r], tile.out + r * tile.out_stride, tile.columns);
   }
 }
 
-// Calls add_tile for 1 <= rows <= kRows.
-template <int32_t at_most, typename W>
+// Calls add_tile for 1 <= rows <= at_most.
+template <int32_t at_most, bool in_order, typename W>
 HWY_INLINE void add_rows(const Tile<W>& tile, int32_t rows) {
   if (rows == at_most) {
-    add_tile<at_most>(tile);
+    add_tile<at_most, in_order && (at_most <= kInOrder)>(tile);
   } else if constexpr (at_most > 1) {
-    add_rows<at_most - 1>(tile, rows);
+    add_rows<at_most - 1, in_order>(tile, rows);
   }
 }
 
@@ -124,7 +136,7 @@ void multiply_few_rows(const GemmParams& params, const GemmRange& range) {
         tile.w[c] = weight_row<W>(params, n + least(c, tile.columns - 1)) + k;
       }
       tile.ahead = step < params.k ? step : kColumns * params.weight_stride;
-      add_rows<kRows>(tile, range.row_end - range.row_begin);
+      add_rows<kRows, true>(tile, range.row_end - range.row_begin);
     }
   }
 }
@@ -140,7 +152,7 @@ void multiply_panel(const GemmParams& params, const GemmRange& rows, Tile<float>
       for (int32_t c = 0; c < kColumns; ++c) {
         tile.w[c] = panel + (n - rows.n_begin + least(c, tile.columns - 1)) * kGemmDepth;
       }
-      add_rows<kRows>(tile, least(kRows, rows.row_end - row));
+      add_rows<kRows, false>(tile, least(kRows, rows.row_end - row));
     }
   }
 }
