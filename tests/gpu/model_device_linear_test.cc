@@ -156,7 +156,7 @@ TEST_F(ModelDevices, DividedNormsAlike) {
     };
     const std::string what = gated ? ", gated" : ", in place";
     expect_same(
-        DType::f32, kDim,
+        DType::f32, 1,
         [&](Side& side) {
           const DividedNorm step = step_of(side);
           side->divided_norm_squares(step);

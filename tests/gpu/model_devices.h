@@ -144,6 +144,7 @@ class ModelDevices : public testing::Test {
                    const std::string& what) {
     const std::vector<float> want = body(host()), got = body(cuda());
     ASSERT_EQ(want.size(), got.size());
+    ASSERT_EQ(want.size() % width, 0u) << what;
     for (size_t row = 0; row < want.size(); row += width) {
       float most = 0;
       for (size_t i = row; i < row + width; ++i) most = std::max(most, std::fabs(want[i]));
