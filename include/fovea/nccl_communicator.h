@@ -22,7 +22,7 @@ struct NcclId {
 struct NcclOptions {
   std::string path = {};           // path of another NCCL
   void* barrier_memory = nullptr;  // 4 bytes of device memory; null: allocated on the device
-  // How long a rank waits for all others to join. NCCL before 2.14 waits for as long as it takes.
+  // Time that a rank waits for all others to join. NCCL before 2.14 waits without a limit.
   std::chrono::milliseconds timeout{120'000};
 };
 

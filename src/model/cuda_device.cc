@@ -136,9 +136,7 @@ class CudaDevice final : public ModelDevice {
   void softplus(float* x, int64_t count) override { kernels_.ops.softplus({x, count}, stream()); }
   void gated_norm(const GatedNorm& norm, HeadRows x, HeadRows gate, HeadRows out, int64_t rows,
                   int32_t heads) override {
-    cuda::GatedNormParams params = gated_norm_params(norm, x, gate, out, heads);
-    params.rows = static_cast<int32_t>(rows);
-    kernels_.ops.gated_norm(params, stream());
+    kernels_.ops.gated_norm(gated_norm_params(norm, x, gate, out, rows, heads), stream());
   }
   void divided_norm_squares(const DividedNorm& step) override {
     cuda::DividedNormKernelParams params = to_kernel(step);

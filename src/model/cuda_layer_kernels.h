@@ -51,9 +51,9 @@ bool has_steps(const HeadSteps& steps);
 kernels::cuda::HeadsParams heads_params(const HeadSet& set, int64_t rows, int32_t dim,
                                         const int32_t* positions);
 
-// Describes the norm but for its rows.
+// Describes the norm of heads with a gate, see ModelDevice::gated_norm.
 kernels::cuda::GatedNormParams gated_norm_params(const GatedNorm& norm, HeadRows x, HeadRows gate,
-                                                 HeadRows out, int32_t heads);
+                                                 HeadRows out, int64_t rows, int32_t heads);
 
 // Describe divided norms, the routing of experts, and the inputs of linear layers to their kernels.
 kernels::cuda::DividedNormKernelParams to_kernel(const DividedNorm& step);

@@ -48,7 +48,7 @@ cuda::KdaGatesKernelParams to_kernel(const kernels::KdaGatesParams& params) {
 }
 
 cuda::GatedNormParams gated_norm_params(const GatedNorm& norm, HeadRows x, HeadRows gate,
-                                        HeadRows out, int32_t heads) {
+                                        HeadRows out, int64_t rows, int32_t heads) {
   const int32_t dim = norm.dim(heads);
   return {.x = static_cast<const float*>(x.data),
           .gate = static_cast<const float*>(gate.data),
@@ -62,7 +62,7 @@ cuda::GatedNormParams gated_norm_params(const GatedNorm& norm, HeadRows x, HeadR
           .norm = weights_of(norm.norm),
           .weight_head_stride = norm.has_weights_of_heads() ? dim : 0,
           .gate_function = static_cast<cuda::GateFunction>(norm.gate),
-          .rows = 0,
+          .rows = static_cast<int32_t>(rows),
           .heads = heads,
           .dim = dim};
 }

@@ -119,7 +119,6 @@ TEST(ParallelEngine, SampledTextIsThatOfOneRank) {
   for (size_t i = 0; i < requests.size(); ++i) EXPECT_EQ(got[i].text, expected[i].text);
 }
 
-// Architectures without a checkpoint in testdata, by the logits of a short text.
 // Ranks that measure their steps agree on the times, so that all make the same drafts.
 TEST(ParallelEngine, SpeculatedTextIsTheReferences) {
   const std::vector<ReferencePrompt> all = read_reference("llama");
@@ -140,6 +139,7 @@ TEST(ParallelEngine, SpeculatedTextIsTheReferences) {
   }
 }
 
+// Architectures without a checkpoint in testdata, by the logits of a short text.
 TEST(ParallelEngine, LogitsOfEveryArchitectureAreThoseOfOneRank) {
   const std::vector<int32_t> tokens = {5, 9, 2, 17, 30, 4, 8, 11, 3};
   int divided = 0;

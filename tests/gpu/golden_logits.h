@@ -16,7 +16,7 @@
 namespace fovea {
 
 // The networks are random, so each has its own error limit: twice what the reference loses by
-// rounding to bf16. The engine's contexts hold 200 tokens.
+// rounding to bf16. The engine's contexts must hold 200 tokens.
 inline void expect_golden_logits(Engine& engine, const std::string& model) {
   const SafetensorsFile file = reference_file(model);
   const std::vector<float> errors = values_of<float>(file, "bf16_error");

@@ -26,8 +26,7 @@ class RecurrentDecode {
   // Loads the kernel onto the current GPU. Errors as Kernel's constructor.
   RecurrentDecode(const RecurrentDecodeSetup& setup, gpu::KernelStore& store);
 
-  // Returns whether run() is faster than portable/recurrence. Behind a convolution the states of
-  // few requests have arrived, and portable/recurrence is the first to have the inputs.
+  // Returns false where portable/recurrence is faster: for few requests behind a convolution.
   bool is_faster(const RecurrenceParams& params) const;
 
   // For any number of tokens a request; made for few. `mixed` and the states are aligned to 16
