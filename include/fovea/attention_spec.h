@@ -34,6 +34,11 @@ constexpr bool has_delta_rule(AttentionKind kind) {
 constexpr bool convolves_alone(AttentionKind kind) {
   return kind == AttentionKind::mamba1 || kind == AttentionKind::short_conv;
 }
+// True for the linear kinds whose slots can keep drafts (StateCacheSpec::max_drafts). A token of
+// mamba1 has two calls, of which the second would need what the model computes from the first.
+constexpr bool can_keep_drafts(AttentionKind kind) {
+  return is_linear(kind) && kind != AttentionKind::mamba1;
+}
 
 // The keys that a query may see before windows, chunks and masks narrow them.
 enum class AttentionScope : uint8_t {
@@ -163,7 +168,8 @@ struct AttentionSpec {
 };
 
 // A draft's inputs as a state pool keeps them (StateCacheSpec::draft_inputs): `mixed`, then
-// log_decay and beta of LinearTensors, each from a multiple of four values on.
+// log_decay and beta of LinearTensors, each from a multiple of four values on. short_conv has
+// `mixed` only.
 struct DraftRow {
   int32_t decays = 0, betas = 0;        // values of log_decay and of beta
   int32_t decays_at = 0, betas_at = 0;  // where they begin
@@ -173,7 +179,9 @@ constexpr DraftRow draft_row(const AttentionSpec& spec) {
   const auto padded = [](int32_t values) { return (values + 3) / 4 * 4; };
   const LinearSpec& linear = spec.linear;
   DraftRow row;
-  if (spec.kind != AttentionKind::lightning) {  // its decays belong to the layer
+  const bool has_decays = spec.kind != AttentionKind::lightning &&  // they belong to the layer
+                          spec.kind != AttentionKind::short_conv;
+  if (has_decays) {
     row.decays = linear.value_heads * (spec.kind == AttentionKind::kda ? linear.key_dim : 1);
     row.betas = linear.value_heads;
   }

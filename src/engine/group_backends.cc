@@ -53,7 +53,7 @@ KvCacheSpec kv_cache_spec(const LayerGroup& group, const EngineOptions& options)
 
 StateCacheSpec state_cache_spec(const LayerGroup& group, const EngineOptions& options) {
   StateCacheSpec state = group.state;
-  if (options.speculate.empty() || convolves_alone(group.spec.kind)) return state;
+  if (options.speculate.empty() || !can_keep_drafts(group.spec.kind)) return state;
   state.max_drafts = options.max_drafts;
   state.draft_inputs = draft_row(group.spec).size;
   return state;

@@ -33,8 +33,7 @@ constexpr int32_t kMaxDrafts = 5;
 // Batch-invariant cases: the bits of a token do not depend on how passes are divided.
 std::vector<LinearCase> cases() {
   std::vector<LinearCase> cases = test::linear_cases();
-  // Pools of the others keep no drafts.
-  std::erase_if(cases, [](const LinearCase& test) { return convolves_alone(test.spec.kind); });
+  std::erase_if(cases, [](const LinearCase& test) { return !can_keep_drafts(test.spec.kind); });
   for (LinearCase& test : cases) {
     test.spec.batch_invariant = true;
     for (int32_t& length : test.lengths) length = std::min(length, 40);

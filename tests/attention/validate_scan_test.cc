@@ -57,6 +57,12 @@ TEST(ValidateScan, NamesTheFieldOfAState) {
 
   StateCacheSpec windows{.conv_dim = 8, .conv_width = 3};
   EXPECT_NO_THROW(validate_state(kConvolution, windows));
+  StateCacheSpec kept = windows;
+  kept.max_drafts = 4;
+  expect_invalid("state draft_inputs is 0, draft_row() of the layers has size 8",
+                 [&] { validate_state(kConvolution, kept); });
+  kept.draft_inputs = 8;
+  EXPECT_NO_THROW(validate_state(kConvolution, kept));
   windows.columns = 8;
   expect_invalid("state columns is 8, the layers have key_dim 0",
                  [&] { validate_state(kConvolution, windows); });

@@ -101,11 +101,13 @@ void KeptDrafts::save(const StateLayerView& state, int32_t slot, bool is_new) {
     return;
   }
   std::copy_n(state.conv + slot * state.conv_slot_stride, window_.size(), window_.data());
+  if (state_.empty()) return;
   std::memcpy(state_.data(), state_at(state, pool_.spec(), slot), state_.size());
 }
 
 void KeptDrafts::restore(const StateLayerView& state, int32_t slot) const {
   std::copy_n(window_.data(), window_.size(), state.conv + slot * state.conv_slot_stride);
+  if (state_.empty()) return;
   std::memcpy(state_at(state, pool_.spec(), slot), state_.data(), state_.size());
 }
 

@@ -321,7 +321,7 @@ void validate_state(const AttentionSpec& spec, const StateCacheSpec& state) {
       "state dtype is {}, must be {}, {} or {}", dtype_name(state.dtype), dtype_name(DType::f32),
       dtype_name(DType::bf16), dtype_name(DType::f16));
   if (state.max_drafts != 0) {
-    check_argument(!convolves_alone(spec.kind),
+    check_argument(can_keep_drafts(spec.kind),
                    "state max_drafts is {}, kind {} keeps no drafts: use linear.snapshot_slots",
                    state.max_drafts, name_of(spec.kind));
     check_argument(state.max_drafts > 0 && state.max_drafts <= kMaxSlotDrafts,
