@@ -100,6 +100,21 @@ MODELS = {
     # The same without biases, with tied embeddings and the default widths.
     "mamba_plain": dict(NO_ATTENTION, hidden_size=128, num_hidden_layers=2, use_conv_bias=False,
                         layer_norm_epsilon=1e-5, tie_word_embeddings=True),
+    # Short convolutions with all biases, in the spelling of the first checkpoints; an MLP of 144 columns.
+    "lfm2": dict(hidden_size=128, num_attention_heads=2, num_key_value_heads=1, num_hidden_layers=4,
+                 full_attn_idxs=[2], conv_L_cache=4, conv_bias=True, rms_norm_eps=ABSENT, norm_eps=1e-4,
+                 intermediate_size=ABSENT, block_ff_dim=150, block_auto_adjust_ff_dim=True,
+                 block_ffn_dim_multiplier=1.3, block_multiple_of=48, rope_theta=1e4, tie_embedding=True),
+    # The same without biases, in the newer spelling, with a head of its own.
+    "lfm2_plain": dict(hidden_size=128, num_attention_heads=2, num_key_value_heads=2,
+                       layer_types=["conv", "full_attention", "conv"], rms_norm_eps=ABSENT, norm_eps=1e-5,
+                       block_auto_adjust_ff_dim=False),
+    # A dense layer before mixtures of experts, which a bias chooses.
+    "lfm2_moe": dict(hidden_size=128, num_attention_heads=2, num_key_value_heads=1, num_hidden_layers=4,
+                     layer_types=["conv", "conv", "full_attention", "conv"], rms_norm_eps=ABSENT, norm_eps=1e-5,
+                     num_dense_layers=1, num_experts=8, num_experts_per_tok=3, moe_intermediate_size=32,
+                     use_expert_bias=True, norm_topk_prob=True, routed_scaling_factor=2.5,
+                     tie_word_embeddings=True),
     # Expert groups ranked by their best expert, YaRN, queries without a latent.
     "deepseek_v2": dict(num_attention_heads=2, num_key_value_heads=2, kv_lora_rank=512, q_lora_rank=None,
                         qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, n_routed_experts=8,
@@ -124,7 +139,8 @@ ARCHITECTURES = {"mistral": "MistralForCausalLM", "mixtral": "MixtralForCausalLM
                  "olmo2": "Olmo2ForCausalLM", "glm4": "Glm4ForCausalLM", "glm": "GlmForCausalLM",
                  "smollm3": "SmolLM3ForCausalLM", "granite": "GraniteForCausalLM",
                  "granitemoehybrid": "GraniteMoeHybridForCausalLM", "deepseek_v2": "DeepseekV2ForCausalLM",
-                 "kimi_linear": "KimiLinearForCausalLM", "mamba": "MambaForCausalLM"}
+                 "kimi_linear": "KimiLinearForCausalLM", "mamba": "MambaForCausalLM",
+                 "lfm2": "Lfm2ForCausalLM", "lfm2_moe": "Lfm2MoeForCausalLM"}
 
 
 def model_type(name):

@@ -230,11 +230,13 @@ struct KdaGatesParams {
 };
 void kda_gates(const KdaGatesParams& params, ThreadPool& threads);
 
-// out[r, i] = x[r, i] * silu(gate[r, i]); x[r, i] without a gate.
+// out[r, i] = x[r, i] * silu(gate[r, i]), with `plain` x[r, i] * gate[r, i]; x[r, i] without a
+// gate.
 struct SiluGateParams {
   const float* x = nullptr;
   const float* gate = nullptr;  // or null
-  float* out = nullptr;
+  bool plain = false;
+  float* out = nullptr;  // may be x or gate
   int64_t x_row_stride = 0, gate_row_stride = 0, out_row_stride = 0;
   int64_t rows = 0;
   int32_t dim = 0;
@@ -312,7 +314,10 @@ struct MoeRoutingParams {
   int64_t rows = 0;
   int32_t experts = 0;  // <= kMaxExperts
   int32_t top_k = 0;
-  bool normalise = false;       // softmax and grouped: the chosen weights sum to 1
+  bool normalise = false;  // softmax and grouped: the chosen weights sum to 1
+  // Added to the sum by which they are divided. The default guards against an all-zero row, as in
+  // DeepSeek, and does not change other rows.
+  float sum_epsilon = 1e-20f;
   float factor = 1;             // then every weight times this
   const float* bias = nullptr;  // grouped_sigmoid: [experts], added for the choice only; or null
   // grouped: equal runs of experts, ranked by their best two scores (sigmoid) or their best

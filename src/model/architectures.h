@@ -17,6 +17,8 @@ std::unique_ptr<Model> load_deepseek_v3(const JsonObject&, Checkpoint,
                                         std::shared_ptr<ModelDevice>);
 std::unique_ptr<Model> load_kimi_linear(const JsonObject&, Checkpoint,
                                         std::shared_ptr<ModelDevice>);
+std::unique_ptr<Model> load_lfm2(const JsonObject&, Checkpoint, std::shared_ptr<ModelDevice>);
+std::unique_ptr<Model> load_lfm2_moe(const JsonObject&, Checkpoint, std::shared_ptr<ModelDevice>);
 std::unique_ptr<Model> load_llama4_text(const JsonObject&, Checkpoint,
                                         std::shared_ptr<ModelDevice>);
 std::unique_ptr<Model> load_granite_hybrid(const JsonObject&, Checkpoint,

@@ -120,6 +120,7 @@ class CountingDevice final : public ModelDevice {
   void mamba2_inputs(const kernels::Mamba2InputsParams&) override { refuse(); }
   void kda_gates(const kernels::KdaGatesParams&) override { refuse(); }
   void silu_gate(Rows, Rows, Rows, int64_t, int64_t) override { refuse(); }
+  void multiply(Rows, Rows, Rows, int64_t, int64_t) override { refuse(); }
   void softplus(float*, int64_t) override { refuse(); }
   void gated_norm(const GatedNorm&, HeadRows, HeadRows, HeadRows, int64_t, int32_t) override {
     refuse();

@@ -129,9 +129,12 @@ class CudaDevice final : public ModelDevice {
     kernels_.ops.kda_gates(to_kernel(params), stream());
   }
   void silu_gate(Rows x, Rows gate, Rows out, int64_t rows, int64_t width) override {
-    kernels_.ops.silu_gate({x.floats(), gate.floats(), out.data, x.stride, gate.stride, out.stride,
-                            static_cast<int32_t>(rows), static_cast<int32_t>(width)},
-                           stream());
+    kernels_.ops.silu_gate(silu_gate_params(x, gate, out, rows, width), stream());
+  }
+  void multiply(Rows x, Rows y, Rows out, int64_t rows, int64_t width) override {
+    cuda::SiluGateKernelParams params = silu_gate_params(x, y, out, rows, width);
+    params.plain = 1;
+    kernels_.ops.silu_gate(params, stream());
   }
   void softplus(float* x, int64_t count) override { kernels_.ops.softplus({x, count}, stream()); }
   void gated_norm(const GatedNorm& norm, HeadRows x, HeadRows gate, HeadRows out, int64_t rows,

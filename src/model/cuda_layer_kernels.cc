@@ -110,6 +110,7 @@ cuda::RoutingParams to_kernel(const kernels::MoeRoutingParams& routing) {
   params.top_k = routing.top_k;
   params.score = static_cast<int32_t>(routing.score);
   params.normalise = routing.normalise;
+  params.sum_epsilon = routing.sum_epsilon;
   params.factor = routing.factor;
   params.groups = routing.groups;
   params.top_groups = routing.top_groups;

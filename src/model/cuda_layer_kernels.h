@@ -55,6 +55,10 @@ kernels::cuda::HeadsParams heads_params(const HeadSet& set, int64_t rows, int32_
 kernels::cuda::GatedNormParams gated_norm_params(const GatedNorm& norm, HeadRows x, HeadRows gate,
                                                  HeadRows out, int64_t rows, int32_t heads);
 
+// Describes out = x * silu(gate), see ModelDevice::silu_gate.
+kernels::cuda::SiluGateKernelParams silu_gate_params(Rows x, Rows gate, Rows out, int64_t rows,
+                                                     int64_t width);
+
 // Describe divided norms, the routing of experts, and the inputs of linear layers to their kernels.
 kernels::cuda::DividedNormKernelParams to_kernel(const DividedNorm& step);
 kernels::cuda::RoutingParams to_kernel(const kernels::MoeRoutingParams& routing);

@@ -47,6 +47,20 @@ cuda::KdaGatesKernelParams to_kernel(const kernels::KdaGatesParams& params) {
           .key_dim = params.key_dim};
 }
 
+cuda::SiluGateKernelParams silu_gate_params(Rows x, Rows gate, Rows out, int64_t rows,
+                                            int64_t width) {
+  return {.x = x.floats(),
+          .gate = gate.floats(),
+          .out = out.data,
+          .x_stride = x.stride,
+          .gate_stride = gate.stride,
+          .out_stride = out.stride,
+          .rows = static_cast<int32_t>(rows),
+          .dim = static_cast<int32_t>(width),
+          .plain = 0,
+          .out_is_f32 = out.dtype == DType::f32};
+}
+
 cuda::GatedNormParams gated_norm_params(const GatedNorm& norm, HeadRows x, HeadRows gate,
                                         HeadRows out, int64_t rows, int32_t heads) {
   const int32_t dim = norm.dim(heads);

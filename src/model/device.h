@@ -314,6 +314,9 @@ class ModelDevice {
   // Computes out[r, i] = x[r, i] * silu(gate[r, i]) from f32, or x[r, i] if `gate` has no data. out
   // are activations.
   virtual void silu_gate(Rows x, Rows gate, Rows out, int64_t rows, int64_t width) = 0;
+  // Computes out[r, i] = x[r, i] * y[r, i] from f32. out are f32, and may be x or y, or
+  // activations.
+  virtual void multiply(Rows x, Rows y, Rows out, int64_t rows, int64_t width) = 0;
   virtual void softplus(float* x, int64_t count) = 0;  // x becomes ln(1 + e^x)
   // Norms x [rows, heads, dim] with the gate, from f32. `out` may be x if it is f32, too.
   virtual void gated_norm(const GatedNorm& norm, HeadRows x, HeadRows gate, HeadRows out,

@@ -152,7 +152,7 @@ DecoderParts read_decoder(const JsonObject& config, Checkpoint checkpoint,
   parts.checkpoint = std::make_unique<const Checkpoint>(std::move(checkpoint));
   info.note = parts.checkpoint->note();
   read_vocabulary_matrices(parts, defaults.embedding,
-                           config.boolean_or("tie_word_embeddings", defaults.tied_embeddings));
+                           config.boolean_or(defaults.tied_field, defaults.tied_embeddings));
   const InitialValues random = InitialValues::constant(defaults.norms_plus_one ? 0 : 1);
   parts.final_norm = {.weight = parts.weights()[defaults.final_norm].vector(
                           "weight", {info.hidden}, random, defaults.logit_factor),
@@ -204,7 +204,7 @@ SelfAttentionParts read_self_attention(const JsonObject& config, const Weights& 
     parts.k = weights.located("k_proj", kv_width, inputs, qkv_bias);
     parts.v = weights.located("v_proj", kv_width, inputs, qkv_bias);
   }
-  parts.o = weights.located("o_proj", hidden, q_width, has_bias(config, options.o_bias));
+  parts.o = weights.located(options.out, hidden, q_width, has_bias(config, options.o_bias));
   return parts;
 }
 

@@ -20,9 +20,9 @@ namespace fovea {
 
 inline constexpr std::string_view kEpsilonField = "rms_norm_eps";
 
-// Reads sizes, context, eos tokens, the embedding, the final norm and the head. If
-// `tie_word_embeddings` (default: `tied_embeddings`) is true, the head is the embedding, unless the
-// checkpoint stores a different head. The architecture reads layers and groups.
+// Reads sizes, context, eos tokens, the embedding, the final norm and the head. If `tied_field`
+// (default: `tied_embeddings`) is true, the head is the embedding, unless the checkpoint stores a
+// different head. The architecture reads layers and groups.
 struct DecoderDefaults {
   bool tied_embeddings = false;
   bool norms_plus_one = false;
@@ -31,6 +31,7 @@ struct DecoderDefaults {
   float logit_factor = 1;
   std::string_view context_field = "max_position_embeddings";  // empty: any context
   std::string_view epsilon_field = kEpsilonField;
+  std::string_view tied_field = "tie_word_embeddings";
   std::string_view embedding = "model.embed_tokens", final_norm = "model.norm";
 };
 DecoderParts read_decoder(const JsonObject& config, Checkpoint checkpoint,
@@ -59,7 +60,7 @@ enum class Bias : uint8_t {
   by_default,  // unless `attention_bias` is false
 };
 
-// Reads q_proj, k_proj and v_proj, or qkv_proj with the rows of all three, and o_proj. The
+// Reads q_proj, k_proj and v_proj, or qkv_proj with the rows of all three, and the last matrix. The
 // architecture sets slot, norms and positions.
 struct SelfAttentionOptions {
   Bias qkv_bias = Bias::optional;
@@ -67,6 +68,7 @@ struct SelfAttentionOptions {
   bool has_output_gate = false;
   bool is_fused = false;
   int64_t inputs = 0;  // inputs of the first matrices; 0: hidden_size
+  std::string_view out = "o_proj";
 };
 SelfAttentionParts read_self_attention(const JsonObject& config, const Weights& weights,
                                        const AttentionSpec& spec,

@@ -279,6 +279,18 @@ class HostDevice final : public ModelDevice {
                         .dim = static_cast<int32_t>(width)},
                        threads_);
   }
+  void multiply(Rows x, Rows y, Rows out, int64_t rows, int64_t width) override {
+    kernels::silu_gate({.x = x.floats(),
+                        .gate = y.floats(),
+                        .plain = true,
+                        .out = out.floats(),
+                        .x_row_stride = x.stride,
+                        .gate_row_stride = y.stride,
+                        .out_row_stride = out.stride,
+                        .rows = rows,
+                        .dim = static_cast<int32_t>(width)},
+                       threads_);
+  }
   void softplus(float* x, int64_t count) override { kernels::softplus(x, count, threads_); }
 
   void moe_routing(const kernels::MoeRoutingParams& params) override {

@@ -36,6 +36,8 @@ std::span<const ModelEntry> models() {
       ModelEntry{"Qwen3NextForCausalLM", load_qwen3_next},
       ModelEntry{"KimiLinearForCausalLM", load_kimi_linear},
       ModelEntry{"MambaForCausalLM", load_mamba},
+      ModelEntry{"Lfm2ForCausalLM", load_lfm2},
+      ModelEntry{"Lfm2MoeForCausalLM", load_lfm2_moe},
   };
   return kModels;
 }

@@ -71,12 +71,13 @@ namespace {
 AttentionSpec shard_linear(AttentionSpec spec, const RankOf& rank) {
   LinearSpec& linear = spec.linear;
   const bool is_mamba = spec.kind == AttentionKind::mamba1 || spec.kind == AttentionKind::mamba2;
-  const bool has_one_group = is_mamba && linear.key_heads == 1;
-  const int32_t divided = has_one_group ? linear.value_heads : linear.key_heads;
+  const bool has_own_keys =
+      spec.kind != AttentionKind::short_conv && !(is_mamba && linear.key_heads == 1);
+  const int32_t divided = has_own_keys ? linear.key_heads : linear.value_heads;
   check_argument(divided % rank.size == 0,
                  "ranks is {}, must divide the {} {} heads of linear layers", rank.size, divided,
-                 has_one_group ? "value" : "key");
-  if (!has_one_group) linear.key_heads /= rank.size;
+                 has_own_keys ? "key" : "value");
+  if (has_own_keys) linear.key_heads /= rank.size;
   linear.value_heads /= rank.size;
   return spec;
 }

@@ -52,7 +52,8 @@ bool shares_context(const AttentionSpec& spec, const ModelDevice& device);
 HeadShard heads_of(const AttentionSpec& whole, const ModelDevice& device);
 // Returns the spec of the rank's backend: with these heads only or, if the context is distributed,
 // with all heads, LSE and without sinks. Linear layers are divided by key heads; if there is one,
-// as in many layers of Mamba, all ranks have it, and the value heads are divided.
+// as in many layers of Mamba, all ranks have it, and the value heads are divided, as are those of
+// short convolutions, which have no keys.
 AttentionSpec shard_spec(AttentionSpec whole, const ModelDevice& device);
 
 // parts.spec has all heads before and those that the rank projects afterwards.

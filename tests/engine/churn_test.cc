@@ -92,7 +92,7 @@ INSTANTIATE_TEST_SUITE_P(Models, Churn,
                          name_of);
 INSTANTIATE_TEST_SUITE_P(Goldens, Churn,
                          ::testing::Combine(::testing::Values("granitemoehybrid", "kimi_linear",
-                                                              "mamba"),
+                                                              "mamba", "lfm2", "lfm2_moe"),
                                             ::testing::Values(Passes::one_by_one)),
                          name_of);
 // Models with full attention, with windows and with recurrent states.
@@ -103,7 +103,8 @@ INSTANTIATE_TEST_SUITE_P(Overlapped, Churn,
 INSTANTIATE_TEST_SUITE_P(
     Speculative, Churn,
     ::testing::Combine(::testing::Values("llama", "gemma2", "gpt_oss", "deepseek_v3", "llama4_text",
-                                         "qwen3_next", "granitemoehybrid", "kimi_linear", "mamba"),
+                                         "qwen3_next", "granitemoehybrid", "kimi_linear", "mamba",
+                                         "lfm2", "lfm2_moe"),
                        ::testing::Values(Passes::speculative)),
     name_of);
 

@@ -167,10 +167,13 @@ TEST(ParallelEngine, LogitsOfEveryArchitectureAreThoseOfOneRank) {
 }
 
 TEST(ParallelEngine, NamesTheLinearHeadsThatCannotBeDivided) {
-  EngineOptions options = options_for(golden_folder("mamba"));
-  options.threads = 5;
-  expect_invalid("ranks is 5, must divide the 192 value heads of linear layers",
-                 [&] { load_parallel_engine(options, {.tensor_parallel = 5}); });
+  for (const auto& [name, heads] : {std::pair("mamba", 192), {"lfm2", 128}}) {
+    EngineOptions options = options_for(golden_folder(name));
+    options.threads = 5;
+    expect_invalid(
+        "ranks is 5, must divide the " + std::to_string(heads) + " value heads of linear layers",
+        [&] { load_parallel_engine(options, {.tensor_parallel = 5}); });
+  }
 }
 
 // A GPU holds a rank's own part of each matrix: the parts of all ranks together are the whole, but

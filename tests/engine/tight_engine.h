@@ -64,7 +64,7 @@ inline std::string name_of(const std::string& model, Passes passes) {
 
 inline bool has_states(const std::string& model) {
   return model == "qwen3_next" || model == "kimi_linear" || model.starts_with("mamba") ||
-         model.starts_with("granitemoehybrid");
+         model.starts_with("granitemoehybrid") || model.starts_with("lfm2");
 }
 
 // Goldens, whose weights are random, write in so few tokens that n-grams are often right.
@@ -84,9 +84,15 @@ inline std::string head_of(const std::string& model) {
   return FOVEA_SOURCE_DIR "/testdata/drafts/" + model + (model == "llama" ? "_eagle" : "_mtp");
 }
 
-// Makes an engine whose full pools hold 1.2 times the longest request. With linear layers, four
-// states serve four requests and all snapshots, at 230 KB each next to pages of 32 KB. With drafts,
-// each request takes six states.
+// Returns memory of which, with linear layers, four states serve four requests and all snapshots,
+// at 230 KB each next to pages of 32 KB. With drafts there are pages for all requests, which must
+// leave slots to snapshots. States of LFM2 have 5 KB, its pages 8.
+inline size_t memory_with_states(const std::string& model, Passes passes) {
+  if (model.starts_with("lfm2")) return verifies(passes) ? 300'000 : 160'000;
+  return verifies(passes) ? 5'500'000 : 2'100'000;
+}
+
+// Makes an engine whose full pools hold 1.2 times the longest request.
 inline std::unique_ptr<Engine> tight_engine(const std::string& model, Passes passes,
                                             bool batch_invariant = false) {
   constexpr int64_t kPages = kContext / kPageSize * 12 / 10;
@@ -107,8 +113,7 @@ inline std::unique_ptr<Engine> tight_engine(const std::string& model, Passes pas
   options.batch_invariant = batch_invariant;
   const bool runner_draws = passes == Passes::drawn || passes == Passes::eagle_drawn;
   if (has_states(model)) {
-    // With drafts there are pages for all requests, which must leave slots to snapshots.
-    options.kv_memory_bytes = verifies(passes) ? 5'500'000 : 2'100'000;
+    options.kv_memory_bytes = memory_with_states(model, passes);
     return load_engine(options, {}, runner_draws);
   }
   size_t low = size_t{64} << 10, high = options.kv_memory_bytes;

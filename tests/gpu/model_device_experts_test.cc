@@ -42,6 +42,7 @@ TEST_F(ModelDevices, RouteAlike) {
           params.experts = routing.experts;
           params.top_k = routing.top_k;
           params.normalise = routing.normalise;
+          params.sum_epsilon = 0.25f;
           params.factor = 2.5f;
           params.bias = side->place(bias).data();
           params.groups = routing.groups;

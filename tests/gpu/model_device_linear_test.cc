@@ -136,6 +136,25 @@ TEST_F(ModelDevices, Mamba1LayersGateAlike) {
       "softplus");
 }
 
+// To activations and in place.
+TEST_F(ModelDevices, ShortConvolutionsGateAlike) {
+  constexpr int32_t kRows = 21, kDim = 44, kStride = 3 * kDim;
+  const std::vector<float> rows = random(size_t{kRows} * kStride, 3);
+  for (const DType type : {DType::bf16, DType::f32}) {
+    const bool in_place = type == DType::f32;
+    expect_same(
+        type, in_place ? kStride : kDim,
+        [&](Side& side) {
+          const Rows x = side.floats(rows, kStride), y = from_column(x, 2 * kDim);
+          const std::vector<float> empty(size_t{kRows} * kDim, NAN);
+          const Rows out = in_place ? x : side.activations(empty, kDim);
+          side->multiply(x, y, out, kRows, kDim);
+          return side.read(out, static_cast<size_t>(kRows * out.stride));
+        },
+        std::string(dtype_name(type)));
+  }
+}
+
 // Squares, and the norm with those of all parts: from f32 with a gate, and in place.
 TEST_F(ModelDevices, DividedNormsAlike) {
   constexpr int32_t kRows = 19, kDim = 300, kStride = 312;

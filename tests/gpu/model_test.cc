@@ -369,7 +369,8 @@ TEST_P(GpuStates, PrefixHitsBatchesAndReplaysChangeNoToken) {
 
 INSTANTIATE_TEST_SUITE_P(Models, GpuStates,
                          ::testing::Values("granitemoehybrid", "granitemoehybrid_rope",
-                                           "kimi_linear", "mamba", "mamba_plain"),
+                                           "kimi_linear", "mamba", "mamba_plain", "lfm2",
+                                           "lfm2_plain", "lfm2_moe"),
                          [](const auto& test) { return std::string(test.param); });
 
 }  // namespace

@@ -110,6 +110,20 @@ TEST(MoeRouting, GroupsChooseWithBiasAndWeighWithout) {
   EXPECT_THROW(route(params, logits), Error);
 }
 
+TEST(MoeRouting, TheSumOfSmallScoresCountsWithItsEpsilon) {
+  MoeRoutingParams params;
+  params.score = MoeScore::grouped_sigmoid;
+  params.experts = 3;
+  params.top_k = 2;
+  params.normalise = true;
+  params.sum_epsilon = 1e-6f;
+  const Routed routed = route(params, {-14, -20, -13});
+  EXPECT_EQ(routed.ids, (std::vector<int32_t>{2, 0}));
+  const double sum = sigmoid(-13) + sigmoid(-14) + 1e-6;
+  expect_close(routed.weights[0], sigmoid(-13) / sum, "small", 0);
+  expect_close(routed.weights[1], sigmoid(-14) / sum, "small", 1);
+}
+
 TEST(MoeRouting, SoftmaxInsideTheGroupsOfTheBestExperts) {
   MoeRoutingParams params;
   params.score = MoeScore::grouped_softmax;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gates and steps of Mamba1 layers against fp64 formulas.
+// Gates and steps of Mamba1 layers, and gates of short convolutions, against fp64 formulas.
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "kernels/layer_ops.h"
@@ -24,10 +25,11 @@ TEST(ScanGates, MatchFormulasOverTheWholeRange) {
   constexpr int32_t kRows = 5, kDim = 7, kStride = 9;
   const std::vector<float> x = random_values(kRows * kStride, 3, -4, 4);
   const std::vector<float> gate = random_values(kRows * kDim, 4, -90, 90);
-  for (const bool gated : {true, false}) {
+  for (const auto& [gated, plain] : {std::pair(true, false), {true, true}, {false, false}}) {
     std::vector<float> out(kRows * kDim);
     silu_gate({.x = x.data(),
                .gate = gated ? gate.data() : nullptr,
+               .plain = plain,
                .out = out.data(),
                .x_row_stride = kStride,
                .gate_row_stride = kDim,
@@ -37,7 +39,8 @@ TEST(ScanGates, MatchFormulasOverTheWholeRange) {
               threads);
     for (size_t i = 0; i < out.size(); ++i) {
       const double value = x[i / kDim * kStride + i % kDim], g = gate[i];
-      expect_close(out[i], gated ? value * g / (1 + std::exp(-g)) : value, "silu_gate", i);
+      const double factor = !gated ? 1 : plain ? g : g / (1 + std::exp(-g));
+      expect_close(out[i], value * factor, "silu_gate", i);
     }
   }
   std::vector<float> soft = gate;

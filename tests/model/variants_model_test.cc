@@ -158,6 +158,19 @@ constexpr Variant kVariants[] = {
      R"({"topk_method": "greedy", "n_group": "null", "topk_group": "null",
          "num_experts_per_tok": 4, "rope_scaling": "null"})",
      {0.93548f, 2.744372f, -0.249019f, -1.83929f, -0.577238f, 0.409406f, 0.266009f, 0.357611f}},
+    {"WidthAndLayerTypesOfLfm2",
+     "lfm2",
+     R"({"block_auto_adjust_ff_dim": false, "block_ff_dim": 144, "intermediate_size": 96,
+         "layer_types": ["conv", "conv", "full_attention", "conv"], "full_attn_idxs": [0, 1]})",
+     {3.448883f, 1.253742f, -0.719822f, -0.548745f, 0.7791f, -4.955297f, -2.688592f, 0.535679f}},
+    {"Lfm2MoeWithoutBiasAndSum",
+     "lfm2_moe",
+     R"({"use_expert_bias": false, "norm_topk_prob": false})",
+     {-1.563937f, 0.650165f, 2.554388f, -0.336964f, 2.814275f, -0.731259f, -3.009611f, -0.180529f}},
+    {"EpsilonOfLfm2Moe",
+     "lfm2_moe",
+     R"({"routed_scaling_factor": null, "norm_eps": 1e-2})",
+     {1.311459f, -1.21054f, 3.650223f, -0.897308f, 0.755724f, -4.046442f, -2.559267f, -1.94788f}},
 };
 
 // Spellings of a config that are equivalent to another one, or nearly: two fields describe one

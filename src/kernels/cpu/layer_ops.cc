@@ -268,7 +268,11 @@ void silu_gate(const SiluGateParams& params, ThreadPool& threads) {
         continue;
       }
       const float* gate = params.gate + row * params.gate_row_stride;
-      for (int32_t i = 0; i < params.dim; ++i) out[i] = x[i] * silu(gate[i]);
+      if (params.plain) {
+        for (int32_t i = 0; i < params.dim; ++i) out[i] = x[i] * gate[i];
+      } else {
+        for (int32_t i = 0; i < params.dim; ++i) out[i] = x[i] * silu(gate[i]);
+      }
     }
   });
 }

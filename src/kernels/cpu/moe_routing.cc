@@ -104,8 +104,7 @@ void route_row(const MoeRoutingParams& params, int64_t row) {
   if (params.score == MoeScore::topk_softmax) softmax(out, params.top_k);
   const bool divides = is_softmax(params.score) || is_grouped(params.score);
   if (params.normalise && divides) {
-    // The constant guards against an all-zero row, as in DeepSeek. It does not change other rows.
-    for (int32_t k = 0; k < params.top_k; ++k) out[k] /= sum + 1e-20f;
+    for (int32_t k = 0; k < params.top_k; ++k) out[k] /= sum + params.sum_epsilon;
   }
   for (int32_t k = 0; k < params.top_k; ++k) {
     out[k] *= params.factor;

@@ -198,13 +198,15 @@ struct RecordSlotsParams {
   int32_t tokens;
 };
 
-// out[r, i] = x[r, i] * silu(gate[r, i]), or x[r, i] without a gate.
+// out[r, i] = x[r, i] * silu(gate[r, i]), with `plain` x[r, i] * gate[r, i]; x[r, i] without a
+// gate.
 struct SiluGateKernelParams {
   const float* x;
   const float* gate;  // or null
-  void* out;          // activations
+  void* out;          // activations, or f32
   int64_t x_stride, gate_stride, out_stride;
   int32_t rows, dim;
+  int32_t plain, out_is_f32;
 };
 
 // x becomes ln(1 + e^x).
@@ -237,7 +239,7 @@ struct RoutingParams {
   float* weights;       // [rows, top_k]
   int32_t rows, experts, top_k;
   int32_t score, normalise;
-  float factor;
+  float sum_epsilon, factor;
   int32_t groups, top_groups;
   int32_t first_own, own;  // experts of the rank: ids are places among them, -1 for others
 };

@@ -120,16 +120,20 @@ struct SiluGateConfig {
 
   __device__ static void run(const Params& params) {
     wait_and_allow_next();
-    auto* const out = static_cast<uint16_t*>(params.out);
     const int64_t count = static_cast<int64_t>(params.rows) * params.dim;
     for (int64_t i = first_element(); i < count; i += element_step()) {
       const int64_t row = i / params.dim, at = i % params.dim;
       float value = params.x[row * params.x_stride + at];
       if (params.gate != nullptr) {
         const float gate = params.gate[row * params.gate_stride + at];
-        value *= gate * sigmoid_of(gate);
+        value *= params.plain ? gate : gate * sigmoid_of(gate);
       }
-      out[row * params.out_stride + at] = to_bf16(value);
+      const int64_t to = row * params.out_stride + at;
+      if (params.out_is_f32) {
+        static_cast<float*>(params.out)[to] = value;
+      } else {
+        static_cast<uint16_t*>(params.out)[to] = to_bf16(value);
+      }
     }
   }
 };

@@ -128,7 +128,8 @@ struct RoutingConfig {
     if (params.score == kScoreTopkSoftmax) softmax(chosen, params.top_k);
     const bool divides = is_softmax(params.score) || is_grouped(params.score);
     for (int k = lane; k < params.top_k; k += 32) {
-      const float value = params.normalise && divides ? chosen[k] / (sum + 1e-20f) : chosen[k];
+      const bool is_divided = params.normalise && divides;
+      const float value = is_divided ? chosen[k] / (sum + params.sum_epsilon) : chosen[k];
       params.weights[row * params.top_k + k] = value * params.factor;
     }
   }
