@@ -57,16 +57,19 @@ JoinedSteps without_norm_before(JoinedSteps steps) {
   return steps;
 }
 
-// Multiplies for the last time in a block, whose result may be a part of a sum over ranks.
+HeadNorm head_norm(const Norm& norm) { return {norm.weight.data(), norm.epsilon, norm.plus_one}; }
+
+}  // namespace
+
+void multiply_first(const Pass& pass, const Linear& weights, Rows x, Rows out) {
+  multiply(pass, weights, {.before = pass.joined.before}, x, out);
+}
+
 void multiply_last(const Pass& pass, const Linear& weights, Rows x, Rows out) {
   const JoinedSteps steps = without_norm_before(pass.joined);
   if (steps) return multiply(pass, weights, steps, x, out);
   pass.device->part_linear(weights, x, out, pass.rows);
 }
-
-HeadNorm head_norm(const Norm& norm) { return {norm.weight.data(), norm.epsilon, norm.plus_one}; }
-
-}  // namespace
 
 SelfAttention::Buffers SelfAttention::buffers(Arena& arena, int64_t rows) const {
   Buffers buffers;
@@ -115,7 +118,7 @@ void SelfAttention::forward(Pass& pass, Rows x, Rows out) const {
         {parts_.q, scratch.q}, {parts_.k, scratch.k}, {parts_.v, scratch.v}};
     device.linears(products, x, pass.rows);
   } else {
-    multiply(pass, parts_.q, {.before = pass.joined.before}, x, scratch.q);
+    multiply_first(pass, parts_.q, x, scratch.q);
   }
 
   LayerTensors tensors;

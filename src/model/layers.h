@@ -59,6 +59,11 @@ class Block {
   virtual void take_scratch(Arena& arena, int64_t rows) const = 0;
 };
 
+// The first and the last product of a block that joins_norms(), with its part of Pass::joined. The
+// result of the last one may be a part of a sum over ranks.
+void multiply_first(const Pass& pass, const Linear& weights, Rows x, Rows out);
+void multiply_last(const Pass& pass, const Linear& weights, Rows x, Rows out);
+
 // Views each row as adjacent heads of `dim` values.
 inline HeadRows as_heads(Rows rows, int64_t dim) {
   return {rows.data, rows.dtype, rows.stride, dim};

@@ -39,7 +39,7 @@ class ShortConv : public Block {
     ModelDevice& device = *pass.device;
     int64_t column = 0;
     for (const Linear& in : parts_.in) {
-      device.linear(in, x, from_column(scratch.projected, column), pass.rows);
+      multiply_first(pass, in, x, from_column(scratch.projected, column));
       column += in.n;
     }
     const Rows before = scratch.projected, behind = from_column(before, channels);
@@ -56,7 +56,12 @@ class ShortConv : public Block {
     pass.backends[static_cast<size_t>(parts_.slot.group)]->forward(tensors, device.stream());
 
     device.multiply(convolved, behind, scratch.gated, pass.rows, channels);
-    device.part_linear(parts_.out, scratch.gated, out, pass.rows);
+    multiply_last(pass, parts_.out, scratch.gated, out);
+  }
+
+  bool joins_norms(const ModelDevice& device, int64_t rows) const override {
+    return parts_.in.size() == 1 && device.joins_norms(parts_.in[0], rows) &&
+           device.joins_norms(parts_.out, rows);
   }
 
  private:

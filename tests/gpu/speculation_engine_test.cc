@@ -349,6 +349,45 @@ TEST_P(GpuEagle, TextUnderMemoryPressureIsThatOfTheRequestAlone) { expect_churn(
 INSTANTIATE_TEST_SUITE_P(Models, GpuEagle, ::testing::Values("llama", "deepseek_v3", "qwen3_next"),
                          [](const auto& test) { return std::string(test.param); });
 
+// Linear layers of random networks, which write in so few tokens that n-grams are often right.
+class GpuDraftsOfGoldens : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(GpuDraftsOfGoldens, TokensAreThoseWithout) {
+  if (!why_no_gpu().empty()) GTEST_SKIP() << why_no_gpu();
+  const std::vector<int32_t> text = churn::text_of(GetParam());
+  std::mt19937 random(3);
+  std::vector<GenerateRequest> requests(8);
+  for (GenerateRequest& request : requests) {
+    request.tokens = churn::random_prompt(text, random);
+    request.sampling.max_new_tokens = 24;
+    request.sampling.ignore_eos = true;
+    for (int32_t i = 0; i < churn::kFewTokens; ++i) {
+      request.sampling.logit_bias.push_back({churn::kFirstToken + i, 100.0f});
+    }
+  }
+  EngineOptions options = options_for(GetParam());
+  options.max_context = 512;
+  const std::vector<GenerateResult> wanted = Engine::load(options)->generate(requests);
+  for (const bool graphs : {true, false}) {
+    options.cuda_graphs = graphs;
+    const std::unique_ptr<Engine> engine = Engine::load(drafting(options, "ngram", 4));
+    for (const bool warm : {false, true}) {
+      const std::vector<GenerateResult> seen = engine->generate(requests);
+      for (size_t i = 0; i < requests.size(); ++i) {
+        EXPECT_EQ(seen[i].tokens, wanted[i].tokens) << i << (warm ? " warm" : " cold");
+      }
+    }
+    EXPECT_GT(engine->stats().accepted_drafts, 3);
+    EXPECT_GT(engine->stats().drafts, engine->stats().accepted_drafts);
+    expect_no_leak(*engine);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, GpuDraftsOfGoldens,
+                         ::testing::Values("granitemoehybrid", "kimi_linear", "mamba", "lfm2",
+                                           "lfm2_moe"),
+                         [](const auto& test) { return std::string(test.param); });
+
 INSTANTIATE_TEST_SUITE_P(Models, GpuSpeculation,
                          ::testing::Values("llama", "qwen3", "gemma2", "gpt_oss", "deepseek_v3",
                                            "llama4_text", "qwen3_next"),
