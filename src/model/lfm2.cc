@@ -35,7 +35,7 @@ class ShortConv : public Block {
 
   void forward(Pass& pass, Rows x, Rows out) const override {
     const Buffers scratch = buffers(pass.arena, pass.rows);
-    const int32_t channels = parts_.channels();
+    const int64_t channels = parts_.channels();
     ModelDevice& device = *pass.device;
     int64_t column = 0;
     for (const Linear& in : parts_.in) {

@@ -3,6 +3,7 @@
 // architecture; ranks that fail or hang end it with a reason.
 #include "fovea/parallel_engine.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -152,13 +153,16 @@ TEST(ParallelEngine, LogitsOfEveryArchitectureAreThoseOfOneRank) {
     if (name.starts_with("mamba")) numbers.push_back(4);  // heads do not limit their number
     if (name == "mamba") numbers.push_back(3);
     for (const int ranks : numbers) {
-      SCOPED_TRACE(name + ", " + std::to_string(ranks) + " ranks");
-      const std::vector<float> got =
-          load_parallel_engine(options, {.tensor_parallel = ranks})->logits(tokens);
-      ASSERT_EQ(got.size(), expected.size());
-      for (size_t i = 0; i < got.size(); ++i) {
-        ASSERT_NEAR(got[i], expected[i], 1e-4 * std::max(1.0f, std::fabs(expected[i])))
-            << "logit " << i;
+      for (const int contexts : {1, ranks}) {
+        SCOPED_TRACE(fmt::format("{}, {} ranks, {} of a context", name, ranks, contexts));
+        const std::vector<float> got =
+            load_parallel_engine(options, {.tensor_parallel = ranks, .context_parallel = contexts})
+                ->logits(tokens);
+        ASSERT_EQ(got.size(), expected.size());
+        for (size_t i = 0; i < got.size(); ++i) {
+          ASSERT_NEAR(got[i], expected[i], 1e-4 * std::max(1.0f, std::fabs(expected[i])))
+              << "logit " << i;
+        }
       }
     }
     ++divided;
