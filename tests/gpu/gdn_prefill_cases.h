@@ -54,9 +54,9 @@ struct Batch {
 inline int64_t state_size(const Case& test) { return int64_t{test.value_heads} * kDim * kDim; }
 
 // Tokens of padding are NaN, and so are the states of all slots that nobody continues.
-inline Batch make_batch(const Case& test) {
+inline Batch make_batch(const Case& test, uint32_t seed = 5) {
   Batch batch;
-  std::mt19937 random(5);
+  std::mt19937 random(seed);
   std::normal_distribution<float> normal;
   std::uniform_real_distribution<float> uniform;
   const auto append = [&](std::vector<uint16_t>& to, int32_t heads, bool is_nan, float factor) {

@@ -32,24 +32,51 @@ struct Results {
 
 class GdnPrefillTest : public test::GpuKernelTest<::testing::TestWithParam<Case>, 90> {
  protected:
-  // Runs a batch; tokens beyond it belong to nobody and are NaN.
-  Results run(const Batch& batch) {
+  // A layer in device memory. Tokens beyond the batch belong to nobody and are NaN.
+  struct Layer {
+    gpu::DeviceBuffer q, k, v, log_decay, beta, states, out;
+    size_t out_size, states_size;
+
+    explicit Layer(const Batch& batch) : states_size(batch.states.size()) {
+      const Case& test = GetParam();
+      const auto spared = [&](auto values, int32_t width, auto nan) {
+        values.insert(values.end(), static_cast<size_t>(int64_t{kSpare} * width), nan);
+        return to_device(values);
+      };
+      const uint16_t nan = float_to_bf16(kNan);
+      q = spared(batch.q, test.key_heads * kDim, nan);
+      k = spared(batch.k, test.key_heads * kDim, nan);
+      v = spared(batch.v, test.value_heads * kDim, nan);
+      log_decay = spared(batch.log_decay, test.decays(), kNan);
+      beta = spared(batch.beta, test.value_heads, kNan);
+      states = to_device(batch.states);
+      out_size = static_cast<size_t>(int64_t{batch.tokens() + kSpare} * test.value_heads * kDim);
+      out = to_device(std::vector<float>(out_size, kUntouched));
+    }
+    ChunkPrefillTensors tensors() {
+      const Case& test = GetParam();
+      ChunkPrefillTensors tensors = {.q = q.data(), .k = k.data(), .v = v.data()};
+      tensors.q_token_stride = tensors.k_token_stride = int64_t{test.key_heads} * kDim;
+      tensors.v_token_stride = tensors.out_token_stride = int64_t{test.value_heads} * kDim;
+      tensors.log_decay = log_decay.data<float>();
+      tensors.strength = beta.data<float>();
+      tensors.state = states.data<float>();
+      tensors.state_slot_stride = state_size(test);
+      tensors.out = out.data<float>();
+      tensors.scale = 1 / std::sqrt(static_cast<float>(kDim));
+      tensors.l2_normalise_qk = test.l2_normalise;
+      return tensors;
+    }
+    Results results() const {
+      return {to_host<float>(out, out_size), to_host<float>(states, states_size)};
+    }
+  };
+
+  // Runs layers of one pass, whose requests are the same.
+  std::vector<Results> run_layers(std::span<const Batch> batches) {
     const Case& test = GetParam();
-    const auto spared = [&](auto values, int32_t width, auto nan) {
-      values.insert(values.end(), static_cast<size_t>(int64_t{kSpare} * width), nan);
-      return to_device(values);
-    };
-    const uint16_t nan = float_to_bf16(kNan);
-    const auto q = spared(batch.q, test.key_heads * kDim, nan),
-               k = spared(batch.k, test.key_heads * kDim, nan),
-               v = spared(batch.v, test.value_heads * kDim, nan);
-    const auto log_decay = spared(batch.log_decay, test.decays(), kNan),
-               beta = spared(batch.beta, test.value_heads, kNan);
+    const Batch& batch = batches.front();
     const auto spans = to_device(spans_of(test, batch));
-    const auto states = to_device(batch.states);
-    const auto out_size =
-        static_cast<size_t>(int64_t{batch.tokens() + kSpare} * test.value_heads * kDim);
-    const auto out = to_device(std::vector<float>(out_size, kUntouched));
     const ChunkPrefillSetup setup = {
         .kind = test.is_kda ? RecurrenceKind::kda : RecurrenceKind::delta,
         .key_heads = test.key_heads,
@@ -60,26 +87,21 @@ class GdnPrefillTest : public test::GpuKernelTest<::testing::TestWithParam<Case>
         .sm = context->info().sm,
         .multiprocessors = context->info().cores};
     const ChunkPrefill prefill(setup, *store);
-    const gpu::DeviceBuffer workspace(
-        ChunkPrefill::workspace_bytes(setup, batch.tokens() + kSpare, batch.requests()));
+    const size_t bytes =
+        ChunkPrefill::workspace_bytes(setup, batch.tokens() + kSpare, batch.requests());
+    const auto workspace = to_device(std::vector<uint8_t>(bytes, 0xff));
     const ChunkPrefillBatch view = {.spans = spans.data<StateSpan>(),
                                     .requests = batch.requests(),
                                     .tokens = batch.tokens() + kSpare};
-    ChunkPrefillTensors tensors = {.q = q.data(), .k = k.data(), .v = v.data()};
-    tensors.q_token_stride = tensors.k_token_stride = int64_t{test.key_heads} * kDim;
-    tensors.v_token_stride = tensors.out_token_stride = int64_t{test.value_heads} * kDim;
-    tensors.log_decay = log_decay.data<float>();
-    tensors.strength = beta.data<float>();
-    tensors.state = states.data<float>();
-    tensors.state_slot_stride = state_size(test);
-    tensors.out = out.data<float>();
-    tensors.scale = 1 / std::sqrt(static_cast<float>(kDim));
-    tensors.l2_normalise_qk = test.l2_normalise;
+    std::vector<Layer> layers(batches.begin(), batches.end());
     prefill.plan(view, workspace.data(), nullptr);
-    prefill.run(view, tensors, workspace.data(), nullptr);
+    for (Layer& layer : layers) prefill.run(view, layer.tensors(), workspace.data(), nullptr);
     gpu::synchronize(nullptr);
-    return {to_host<float>(out, out_size), to_host<float>(states, batch.states.size())};
+    std::vector<Results> results;
+    for (const Layer& layer : layers) results.push_back(layer.results());
+    return results;
   }
+  Results run(const Batch& batch) { return run_layers({&batch, 1}).front(); }
 
   static std::span<const float> out_rows(const Results& results, int32_t first, int32_t count) {
     const auto width = static_cast<size_t>(GetParam().value_heads * kDim);
@@ -198,6 +220,22 @@ TEST_P(GdnPrefillTest, OtherRequestsAndPiecesChangeNoBit) {
         << "request " << i;
     EXPECT_TRUE(same_bits(state(together.states, slot), state(second.states, slot)))
         << "request " << i;
+  }
+}
+
+// The second layer begins with what the first one left in the workspace.
+TEST_P(GdnPrefillTest, LayersOfAPassShareThePlan) {
+  const Case& test = GetParam();
+  const Batch batches[] = {make_batch(test, 5), make_batch(test, 6)};
+  const std::vector<Results> together = run_layers(batches);
+  for (size_t i = 0; i < together.size(); ++i) {
+    const Results alone = run(batches[i]);
+    EXPECT_TRUE(
+        same_bits(std::span<const float>(together[i].out), std::span<const float>(alone.out)))
+        << "layer " << i;
+    EXPECT_TRUE(
+        same_bits(std::span<const float>(together[i].states), std::span<const float>(alone.states)))
+        << "layer " << i;
   }
 }
 

@@ -33,6 +33,9 @@ struct ChunkPlan {
   ChunkSpan* chunks;    // [max_chunks]
   ChunkWalk* walks;     // [max_walks]
   ChunkCounts* counts;  // [1]
+  // [max_chunks], for each layer anew: tasks that have stored terms of the chunk, then readers that
+  // have seen that all are there. The last reader sets it to 0. Null: nothing is stored.
+  uint32_t* progress;
 };
 
 struct ChunkPlanParams {
@@ -52,6 +55,7 @@ struct ChunkParams {
   int32_t key_heads, value_heads, value_dim;
   float scale;
   StateType state_type;
+  int32_t multiprocessors;
 };
 
 }  // namespace fovea::kernels::cuda

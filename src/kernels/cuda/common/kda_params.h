@@ -29,6 +29,7 @@ struct KdaTerms {
   KdaKeyTerms keys;
   KdaQueryTerms queries;
 };
+constexpr int32_t kKdaReaders = 2;  // warps of a block that read terms: one each for both parts
 
 // Parameters of sm90/kda_chunks and sm90/kda_states.
 struct alignas(64) KdaPrefillParams : ChunkParams {

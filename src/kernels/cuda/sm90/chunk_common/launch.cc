@@ -13,7 +13,7 @@
 namespace fovea::kernels::cuda {
 namespace {
 
-constexpr int32_t kChunkBlocksPerSm = 3;
+constexpr int32_t kChunkBlocksPerSm = 1;
 // One of them runs on an SM. Several, so that SMs with short requests get more of them; not one for
 // each task, because most have none in a batch of many decodes.
 constexpr int32_t kStateBlocksPerSm = 8;
@@ -62,7 +62,7 @@ struct Room {
 // The parts of the workspace of one batch.
 struct Workspace {
   void* terms;  // [chunks, value_heads]
-  ChunkPlan plan;
+  ChunkPlan plan{};
   size_t bytes = 0;
 
   // Only counts the bytes if `at` is null.
@@ -76,6 +76,8 @@ struct Workspace {
     plan.walks = static_cast<ChunkWalk*>(take(room.walks, sizeof(ChunkWalk)));
     plan.chunks = static_cast<ChunkSpan*>(take(room.chunks, sizeof(ChunkSpan)));
     plan.counts = static_cast<ChunkCounts*>(take(1, sizeof(ChunkCounts)));
+    const bool has_terms = families_of(setup.kind).chunks != nullptr;
+    if (has_terms) plan.progress = static_cast<uint32_t*>(take(room.chunks, sizeof(uint32_t)));
   }
 };
 
@@ -207,7 +209,8 @@ Params ChunkPrefill::params_of(const ChunkPrefillBatch& batch, const ChunkPrefil
                                        .value_heads = setup_.value_heads,
                                        .value_dim = setup_.value_dim,
                                        .scale = tensors.scale,
-                                       .state_type = tensors.state_type};
+                                       .state_type = tensors.state_type,
+                                       .multiprocessors = setup_.multiprocessors};
   params.log_decay = tensors.log_decay;
   params.strength = tensors.strength;
   encode_rows(tensors.v, int64_t{setup_.value_heads} * setup_.value_dim, tensors.v_token_stride,

@@ -5,7 +5,7 @@
 // of bf16 with remainders, so that 16 bits of each factor count.
 #pragma once
 
-#include "kernels/cuda/sm90/chunk_common/tiles.cuh"
+#include "kernels/cuda/sm90/chunk_common/workers.cuh"
 
 namespace fovea::kernels::cuda {
 
@@ -60,6 +60,7 @@ struct Solver {
   Tile& high;  // the result, rounded
   Tile& low;   // the remainders
   Triangle (&triangles)[kTriangles];
+  Worker worker;
   PlaceAnew place;
 
   // The address that ldmatrix and stmatrix take from this lane for a block of 16 x 16 values.
@@ -115,15 +116,15 @@ struct Solver {
     }
   }
 
-  // Computes the blocks left of the diagonal. Synchronises the block, and lets the copy engine read
-  // the terms.
+  // Computes the blocks left of the diagonal. Synchronises the worker, and lets the copy engine
+  // read the terms.
   __device__ __forceinline__ void solve_rest(const float (&g)[32]) const {
     BlockSums sums[kTriangles - 1];  // sums of G_wk X_kj for each j
     add_row<0>(sums, g);
     add_row<1>(sums, g);
     add_row<2>(sums, g);
     fence_async_proxy();
-    __syncthreads();
+    worker.sync();
   }
 
  private:
@@ -131,7 +132,7 @@ struct Solver {
   template <int kRow>
   __device__ __forceinline__ void add_row(BlockSums (&sums)[kTriangles - 1],
                                           const float (&g)[32]) const {
-    __syncthreads();  // the row is complete
+    worker.sync();  // the row is complete
     if (place.warp <= kRow) return;
     Split<4> a;
 #pragma unroll

@@ -29,23 +29,22 @@ struct Place {
       : thread(at) {}
 };
 
-// The same for blocks of one warpgroup with few registers: what depends on it is computed at each
-// use and not kept.
+// The same for kernels with few registers: what depends on it is computed at each use and not kept.
 struct PlaceAnew : Place {
-  __device__ __forceinline__ PlaceAnew() : Place(thread_anew()) {}
+  __device__ __forceinline__ PlaceAnew() : Place(thread_anew() % kWarpgroupThreads) {}
 };
 
-// Rows that the warpgroup of states hands over to the one of outputs.
+// Rows that a warpgroup hands over to other warps.
 template <typename Rows>
 struct Handover {
   alignas(1024) Rows rows;
   TransactionBarrier full, empty;  // warps -> warps
 
-  __device__ __forceinline__ void init() {
+  __device__ __forceinline__ void init(int readers = kWarps) {
     full.init(kWarps);
-    empty.init(kWarps);
+    empty.init(readers);
   }
-  // Lets the other warpgroup multiply the rows that this warp has stored.
+  // Lets another warpgroup multiply the rows that this warp has stored.
   __device__ __forceinline__ void hand_over() {
     fence_async_proxy();
     release(full);
@@ -113,27 +112,39 @@ __device__ __forceinline__ void load_values(uint32_t (&values)[16], const Tile& 
   }
 }
 
-// Stores the outputs of `count` tokens at `to`: each warp its 16 tokens, through shared memory, so
-// that a store fills whole lines.
-__device__ __forceinline__ void store_outputs(const float (&out)[32], OutputTile& tile, float* to,
-                                              int64_t token_stride, int count) {
+// Outputs go through shared memory, so that a store fills whole lines: each warp of the warpgroup
+// keeps 16 rows of tokens.
+__device__ __forceinline__ void keep_outputs(const float (&out)[32], OutputTile& tile) {
   const Place place;
-  __syncwarp();  // the last outputs have been read
 #pragma unroll
   for (int i = 0; i < 32; i += 2) {
     float* const row = tile[place.row + i % 4 / 2 * 8];
     *reinterpret_cast<float2*>(row + i / 4 * 8 + place.column) = {out[i], out[i + 1]};
   }
-  __syncwarp();
+}
+// Stores kRows kept rows from `first` on, up to row `count`, at `to`. A warp calls this.
+template <int kRows>
+__device__ __forceinline__ void store_kept(const OutputTile& tile, int first, float* to,
+                                           int64_t token_stride, int count) {
   constexpr int kRowLanes = kBlockValues / 4;
-  constexpr int kRows = 32 / kRowLanes;  // rows that a warp stores at once
-  const int column = place.lane % kRowLanes * 4;
+  constexpr int kStep = 32 / kRowLanes;  // rows that a warp stores at once
+  constexpr int kBatch = 8;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int column = lane % kRowLanes * 4;
+  int row = first + lane / kRowLanes;
+  to += row * token_stride + column;
 #pragma unroll
-  for (int i = 0; i < 16; i += kRows) {
-    const int token = place.warp * 16 + i + place.lane / kRowLanes;
-    if (token < count) {
-      *reinterpret_cast<float4*>(to + token * token_stride + column) =
-          *reinterpret_cast<const float4*>(&tile[token][column]);
+  for (int i = 0; i < kRows; i += kBatch * kStep) {
+    float4 values[kBatch];
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) {
+      values[j] = *reinterpret_cast<const float4*>(&tile[row + j * kStep][column]);
+    }
+    // Keeps the assembler from moving each load to its store, which would wait for it.
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j, row += kStep, to += kStep * token_stride) {
+      if (row < count) *reinterpret_cast<float4*>(to) = values[j];
     }
   }
 }

@@ -16,6 +16,17 @@ struct ChunkPlanConfig {
   static constexpr int kBlocksPerSm = 1;
   static constexpr KernelTraits kTraits = {kThreads, sizeof(SharedMemory), 0, kChunkTokens};
 
+  // Lists the chunks of a request from `at` on. A warp calls this.
+  __device__ static void list_chunks(const Params& params, int at, int begin, int tokens) {
+    for (int token = static_cast<int>(threadIdx.x) % 32 * kChunkTokens;
+         token < tokens && at + token / kChunkTokens < params.max_chunks;
+         token += 32 * kChunkTokens) {
+      const int chunk = at + token / kChunkTokens;
+      params.plan.chunks[chunk] = {begin + token, min(kChunkTokens, tokens - token)};
+      if (params.plan.progress) params.plan.progress[chunk] = 0;
+    }
+  }
+
   __device__ static void run(const Params& params) {
     extern __shared__ __align__(16) char dynamic_shared[];
     auto& shared = *reinterpret_cast<SharedMemory*>(dynamic_shared);
@@ -33,9 +44,10 @@ struct ChunkPlanConfig {
       if (own > 0 && walk < params.max_walks) {
         params.plan.walks[walk] = {request, at, min(own, max(params.max_chunks - at, 0))};
       }
-      for (int i = 0; i < own && at + i < params.max_chunks; ++i) {
-        const int token = i * kChunkTokens;
-        params.plan.chunks[at + i] = {span.begin + token, min(kChunkTokens, tokens - token)};
+      for (unsigned lanes = __ballot_sync(~0u, own > 0); lanes != 0; lanes &= lanes - 1) {
+        const int lane = __ffs(static_cast<int>(lanes)) - 1;
+        list_chunks(params, __shfl_sync(~0u, at, lane), __shfl_sync(~0u, span.begin, lane),
+                    __shfl_sync(~0u, tokens, lane));
       }
       end = {end.chunks + sums.chunks, end.walks + sums.walks};
     }

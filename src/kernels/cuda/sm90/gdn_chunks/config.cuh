@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shared memory of a block: one chunk of one key head, and the terms of one of its value heads.
+// Shared memory of a worker: one chunk of one key head, and the terms of one of its value heads.
 #pragma once
 
 #include "kernels/cuda/common/gdn_params.h"
@@ -21,8 +21,13 @@ struct ChunkMemory {
   float decays[kGdnMaxShare][kChunkTokens], rows[kGdnMaxShare][kChunkTokens],
       columns[kGdnMaxShare][kChunkTokens];
   float k_scale[kChunkTokens], q_scale[kChunkTokens];
-  int chunks;  // chunks of the batch
+  int stored;  // the chunk of the last terms; -1: none
   TransactionBarrier full;
+};
+
+struct BlockMemory {
+  ChunkMemory workers[kWorkers];
+  WorkerTasks tasks;
 };
 
 // A chunk and one key head of it.
@@ -30,9 +35,8 @@ struct Task {
   ChunkSpan chunk;
   int number, key_head;
 
-  // `chunks` counts the chunks of the batch.
-  __device__ __forceinline__ Task(const GdnPrefillParams& params, int task, int chunks)
-      : number(task % chunks), key_head(task / chunks) {
+  __device__ __forceinline__ Task(const GdnPrefillParams& params, int task)
+      : number(task / params.key_heads), key_head(task % params.key_heads) {
     chunk = params.plan.chunks[number];
   }
 };

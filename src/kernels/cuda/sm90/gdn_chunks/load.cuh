@@ -14,7 +14,8 @@ constexpr float kNormEpsilon = 1e-6f;
 // Asks for a task's keys, queries and gates.
 __device__ __forceinline__ void request(const GdnPrefillParams& params, ChunkMemory& shared,
                                         const Task& task) {
-  if (threadIdx.x == 0) {
+  const int thread = thread_of_worker();
+  if (thread == 0) {
     shared.full.arrive_expecting(sizeof(shared.k) + sizeof(shared.q));
 #pragma unroll
     for (int box = 0; box < kBoxes; ++box) {
@@ -24,7 +25,7 @@ __device__ __forceinline__ void request(const GdnPrefillParams& params, ChunkMem
     }
   }
   const int share = params.value_heads / params.key_heads;
-  for (int i = static_cast<int>(threadIdx.x); i < share * kChunkTokens; i += kWarpgroupThreads) {
+  for (int i = thread; i < share * kChunkTokens; i += kWarpgroupThreads) {
     const int token = i / share, head = i % share;
     if (token >= task.chunk.tokens) break;
     const int64_t at = static_cast<int64_t>(task.chunk.begin + token) * params.value_heads +
@@ -54,23 +55,24 @@ __device__ __forceinline__ void sum_gates(ChunkMemory& shared, int tokens, int s
 }
 
 // Keys and queries of tokens beyond the chunk belong to others; their rows become 0.
-__device__ __forceinline__ void clear_rows_from(ChunkMemory& shared, int tokens) {
+__device__ __forceinline__ void clear_rows_from(ChunkMemory& shared, Worker worker, int tokens) {
   constexpr int kRowChunks = kBoxWidth / 8;
   auto* const tiles = reinterpret_cast<uint4*>(shared.k);  // q follows
   for (int tile = 0; tile < 2 * kBoxes; ++tile) {
-    for (int i = tokens * kRowChunks + static_cast<int>(threadIdx.x); i < kChunkTokens * kRowChunks;
+    for (int i = tokens * kRowChunks + thread_of_worker(); i < kChunkTokens * kRowChunks;
          i += kWarpgroupThreads) {
       tiles[tile * kChunkTokens * kRowChunks + i] = {};
     }
   }
   fence_async_proxy();
-  __syncthreads();
+  worker.sync();
 }
 
 // Finds the factors of keys (the first 64 threads) and queries.
 __device__ __forceinline__ void find_norms(const GdnPrefillParams& params, ChunkMemory& shared) {
-  const int row = static_cast<int>(threadIdx.x) % kChunkTokens;
-  const bool is_key = threadIdx.x < kChunkTokens;
+  const int thread = thread_of_worker();
+  const int row = thread % kChunkTokens;
+  const bool is_key = thread < kChunkTokens;
   float factor = 1;
   if (params.l2_normalise) {
     float squares = kNormEpsilon;
@@ -95,7 +97,7 @@ __device__ __forceinline__ void find_norms(const GdnPrefillParams& params, Chunk
 
 // Joins decays and factors of keys, so that one power serves both.
 __device__ __forceinline__ void set_exponents(ChunkMemory& shared, int share) {
-  for (int i = static_cast<int>(threadIdx.x); i < share * kChunkTokens; i += kWarpgroupThreads) {
+  for (int i = thread_of_worker(); i < share * kChunkTokens; i += kWarpgroupThreads) {
     const int head = i / kChunkTokens, token = i % kChunkTokens;
     const float key = __log2f(shared.k_scale[token]), decay = shared.decays[head][token];
     shared.rows[head][token] = decay + key;

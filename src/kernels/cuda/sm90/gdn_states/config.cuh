@@ -6,11 +6,13 @@
 #include "kernels/cuda/common/overlap.cuh"
 #include "kernels/cuda/common/ring.cuh"
 #include "kernels/cuda/sm90/chunk_common/products.cuh"
+#include "kernels/cuda/sm90/chunk_common/progress.cuh"
 #include "kernels/cuda/sm90/chunk_common/walk.cuh"
 
 namespace fovea::kernels::cuda {
 
 constexpr int kStages = 3;
+constexpr int kStoringWarps = 2;
 
 // A chunk in shared memory.
 struct Stage {
@@ -24,7 +26,7 @@ struct WalkMemory {
   Stage stages[kStages];
   Handover<Tile[kBoxes]> state;  // before the chunk: rows of values
   Handover<Tile> values;         // new values: rows of values, columns of tokens
-  alignas(16) OutputTile out;    // 16 rows a warp
+  Handover<OutputTile> out;
   TransactionBarrier full[kStages], empty[kStages];
 };
 

@@ -5,10 +5,11 @@
 //
 //   warpgroup 0    states   | S0 -> S1    | S1 -> S2    | ...
 //   warpgroup 1    outputs      | O0          | O1          | ...
-//   thread 256     producer | chunk | chunk | chunk | waits for a stage | chunk | ...
+//   warp 8         producer | chunk | chunk | chunk | waits for a stage | chunk | ...
+//   warps 9, 10    stores            | O0          | O1          | ...
 //
 // Barriers: full (producer and copies -> all), empty (8 warps -> producer); state and values, full
-// (warps of states -> outputs) and empty (back).
+// (warps of states -> outputs) and empty (back); out, full (warps of outputs -> stores) and empty.
 #pragma once
 
 #include "kernels/cuda/sm90/gdn_states/load.cuh"
@@ -36,10 +37,11 @@ struct GdnStatesConfig {
       }
       shared.state.init();
       shared.values.init();
+      shared.out.init(kStoringWarps);
       fence_barrier_init();
     }
     __syncthreads();
-    wait_and_allow_next();
+    begin_with_previous(params);
     switch (threadIdx.x / kWarpgroupThreads) {
       case 0: {
         take_registers<240>();
@@ -49,17 +51,23 @@ struct GdnStatesConfig {
       }
       case 1: {
         give_registers<152>();
-        OutputWalk<kType> outputs(params, shared);
+        OutputWalk<kType> outputs(shared);
         for_each_walk(params, [&](const Walk& walk) { outputs.run(walk); });
         break;
       }
       default: {
-        give_registers<24>();
-        if (threadIdx.x != 2 * kWarpgroupThreads) break;
-        Ring<kStages> ring;
-        for_each_walk(params, [&](const Walk& walk) { load_chunks(params, shared, walk, ring); });
+        give_registers<96>();
+        const int warp = static_cast<int>(threadIdx.x) / 32 - 2 * kWarps;
+        if (warp == 0) {
+          Ring<kStages> ring;
+          for_each_walk(params, [&](const Walk& walk) { load_chunks(params, shared, walk, ring); });
+        } else if (warp <= kStoringWarps) {
+          StoreWalk stores(params, shared, warp - 1);
+          for_each_walk(params, [&](const Walk& walk) { stores.run(walk); });
+        }
       }
     }
+    wait_for_previous_kernel();  // so that it is over once this one is
   }
 };
 

@@ -6,11 +6,15 @@
 
 namespace fovea::kernels::cuda {
 
-// One thread. `ring` continues that of the block's last walk.
+// One warp. `ring` continues that of the block's last walk.
 __device__ __forceinline__ void load_chunks(const GdnPrefillParams& params, WalkMemory& shared,
                                             const Walk& walk, Ring<kStages>& ring) {
+  const Progress progress = progress_of(params, params.key_heads, 1);
+  int there = 0;  // chunks whose terms are
 #pragma unroll 1
   for (int n = 0; n < walk.chunks; ++n, ring.advance()) {
+    if (n == there) there += progress.wait(walk.first_chunk + n, walk.chunks - n);
+    if (threadIdx.x % 32 != 0) continue;
     Stage& stage = shared.stages[ring.stage];
     TransactionBarrier& full = shared.full[ring.stage];
     shared.empty[ring.stage].wait(ring.phase ^ 1);

@@ -10,8 +10,7 @@ namespace fovea::kernels::cuda {
 template <Type kType>
 class OutputWalk {
  public:
-  __device__ __forceinline__ OutputWalk(const GdnPrefillParams& params, WalkMemory& shared)
-      : params_(params), shared_(shared) {}
+  __device__ __forceinline__ explicit OutputWalk(WalkMemory& shared) : shared_(shared) {}
 
   __device__ __forceinline__ void run(const Walk& walk) {
 #pragma unroll 1
@@ -41,17 +40,41 @@ class OutputWalk {
       products_landed(out);
       release(shared_.values.empty);
       release(shared_.empty[ring_.stage]);
+      shared_.out.empty.wait(turn_ ^ 1);
+      keep_outputs(out, shared_.out.rows);
+      release(shared_.out.full);
+    }
+  }
+
+ private:
+  WalkMemory& shared_;
+  Ring<kStages> ring_;
+  uint32_t turn_ = 0;  // phase of what is handed over
+};
+
+// The warps that store outputs, because stores wait long for each other. `part` numbers them.
+class StoreWalk {
+ public:
+  __device__ __forceinline__ StoreWalk(const GdnPrefillParams& params, WalkMemory& shared, int part)
+      : params_(params), shared_(shared), part_(part) {}
+
+  __device__ __forceinline__ void run(const Walk& walk) {
+    constexpr int kRows = kChunkTokens / kStoringWarps;
+#pragma unroll 1
+    for (int n = 0; n < walk.chunks; ++n, turn_ ^= 1) {
       const int first = n * kChunkTokens;
-      store_outputs(out, shared_.out, walk.out(params_, first), params_.out_token_stride,
-                    walk.tokens - first);
+      shared_.out.full.wait(turn_);
+      store_kept<kRows>(shared_.out.rows, part_ * kRows, walk.out(params_, first),
+                        params_.out_token_stride, walk.tokens - first);
+      release(shared_.out.empty);
     }
   }
 
  private:
   const GdnPrefillParams& params_;
   WalkMemory& shared_;
-  Ring<kStages> ring_;
-  uint32_t turn_ = 0;  // phase of what the other warpgroup hands over
+  int part_;
+  uint32_t turn_ = 0;
 };
 
 }  // namespace fovea::kernels::cuda

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shared memory of a block: what its warps exchange about one chunk of one value head.
+// Shared memory of a worker: what its warps exchange about one chunk of one value head.
 #pragma once
 
 #include "kernels/cuda/common/kda_params.h"
@@ -38,16 +38,22 @@ struct ChunkMemory {
   uint16_t across[kTriangles - 2][kKeyDim];  // decays of the tokens of warps 1 and 2 in f16
   float betas[kChunkTokens];
   float key_factors[kChunkTokens], query_factors[kChunkTokens];  // norms that operands lack
+  int stored;  // the chunk of the last terms; -1: none
+};
+
+struct BlockMemory {
+  ChunkMemory workers[kWorkers];
+  WorkerTasks tasks;
 };
 
 // A chunk and one value head of it. Heads of a chunk follow one another, as in memory.
 struct Task {
   ChunkSpan chunk;
-  int head;
+  int number, head;
 
   __device__ __forceinline__ Task(const KdaPrefillParams& params, int task)
-      : head(task % params.value_heads) {
-    chunk = params.plan.chunks[task / params.value_heads];
+      : number(task / params.value_heads), head(task % params.value_heads) {
+    chunk = params.plan.chunks[number];
   }
 };
 

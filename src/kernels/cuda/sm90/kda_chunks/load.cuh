@@ -113,7 +113,7 @@ __device__ __forceinline__ void sum_decays(ChunkMemory& shared, const float* log
 // Finds the decays around the tokens of each warp, a thread for each column. Returns that of the
 // whole chunk.
 __device__ __forceinline__ float find_decays(ChunkMemory& shared) {
-  const auto column = static_cast<int>(threadIdx.x);
+  const int column = thread_of_worker();
   float logs[kTriangles], before = 0, after = 0;
 #pragma unroll
   for (int i = 0; i < kTriangles; ++i) logs[i] = kLog2E * shared.sums[i][column];

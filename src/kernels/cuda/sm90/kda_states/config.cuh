@@ -6,11 +6,13 @@
 #include "kernels/cuda/common/overlap.cuh"
 #include "kernels/cuda/common/ring.cuh"
 #include "kernels/cuda/sm90/chunk_common/products.cuh"
+#include "kernels/cuda/sm90/chunk_common/progress.cuh"
 #include "kernels/cuda/sm90/chunk_common/walk.cuh"
 
 namespace fovea::kernels::cuda {
 
 constexpr int kKeyStages = 3, kQueryStages = 2;
+constexpr int kStoringWarps = 2;
 
 // The part of a chunk that the warpgroup of states takes. Copies end with the decays.
 struct KeyStage {
@@ -19,14 +21,21 @@ struct KeyStage {
 };
 constexpr int kKeyBytes = 2 * sizeof(KdaRows) + sizeof(Tile) + kKeyDim * sizeof(float);
 
+// The part of the warpgroup of outputs, which then keeps its results there.
+union QueryStage {
+  KdaQueryTerms terms;
+  OutputTile out;
+};
+
 struct WalkMemory {
   alignas(1024) KeyStage keys[kKeyStages];
-  KdaQueryTerms queries[kQueryStages];  // the part of the warpgroup of outputs
-  Handover<Tile[kBoxes]> state;         // before the chunk: rows of values
-  Handover<Tile> values;                // new values: rows of values, columns of tokens
+  QueryStage queries[kQueryStages];
+  Handover<Tile[kBoxes]> state;  // before the chunk: rows of values
+  Handover<Tile> values;         // new values: rows of values, columns of tokens
   // Copies -> warps -> producers.
   TransactionBarrier keys_full[kKeyStages], keys_empty[kKeyStages];
   TransactionBarrier queries_full[kQueryStages], queries_empty[kQueryStages];
+  TransactionBarrier outputs_full[kQueryStages];  // warps -> warps that store
 };
 
 }  // namespace fovea::kernels::cuda

@@ -4,11 +4,13 @@
 //
 //   warpgroup 0    states   | S0 -> S1    | S1 -> S2    | ...
 //   warpgroup 1    outputs      | O0          | O1          | ...
-//   thread 256     keys and values of the next chunks
-//   thread 288     queries of the next chunks
+//   warp 8         keys and values of the next chunks
+//   warp 9         queries of the next chunks
+//   warps 10, 11   stores            | O0          | O1  | ...
 //
-// Barriers: full and empty of each ring (copies -> warps -> producer); state and values, full
-// (warps of states -> outputs) and empty (back).
+// Barriers: full and empty of each ring (copies -> warps -> producer; a stage of queries goes from
+// the warps of outputs to those that store, and from these back); state and values, full (warps of
+// states -> outputs) and empty (back).
 #pragma once
 
 #include "kernels/cuda/sm90/kda_states/load.cuh"
@@ -31,7 +33,7 @@ struct KdaStatesConfig {
     auto& shared = *reinterpret_cast<SharedMemory*>(dynamic_shared);
     if (threadIdx.x == 0) init(shared);
     __syncthreads();
-    wait_and_allow_next();
+    begin_with_previous(params);
     switch (threadIdx.x / kWarpgroupThreads) {
       case 0: {
         take_registers<240>();
@@ -41,14 +43,15 @@ struct KdaStatesConfig {
       }
       case 1: {
         give_registers<152>();
-        OutputWalk<kType> outputs(params, shared);
+        OutputWalk<kType> outputs(shared);
         for_each_walk(params, [&](const Walk& walk) { outputs.run(walk); });
         break;
       }
       default:
-        give_registers<24>();
-        produce(params, shared);
+        give_registers<96>();
+        load_and_store(params, shared);
     }
+    wait_for_previous_kernel();  // so that it is over once this one is
   }
 
  private:
@@ -59,20 +62,26 @@ struct KdaStatesConfig {
     }
     for (int i = 0; i < kQueryStages; ++i) {
       shared.queries_full[i].init(1);
-      shared.queries_empty[i].init(kWarps);
+      shared.queries_empty[i].init(kStoringWarps);
+      shared.outputs_full[i].init(kWarps);
     }
     shared.state.init();
     shared.values.init();
     fence_barrier_init();
   }
 
-  __device__ __forceinline__ static void produce(const Params& params, SharedMemory& shared) {
-    if (threadIdx.x == 2 * kWarpgroupThreads) {
+  __device__ __forceinline__ static void load_and_store(const Params& params,
+                                                        SharedMemory& shared) {
+    const int warp = static_cast<int>(threadIdx.x) / 32 - 2 * kWarps;
+    if (warp == 0) {
       Ring<kKeyStages> ring;
       for_each_walk(params, [&](const Walk& walk) { load_keys(params, shared, walk, ring); });
-    } else if (threadIdx.x == 2 * kWarpgroupThreads + 32) {
+    } else if (warp == 1) {
       Ring<kQueryStages> ring;
       for_each_walk(params, [&](const Walk& walk) { load_queries(params, shared, walk, ring); });
+    } else {
+      StoreWalk stores(params, shared, warp - 2);
+      for_each_walk(params, [&](const Walk& walk) { stores.run(walk); });
     }
   }
 };

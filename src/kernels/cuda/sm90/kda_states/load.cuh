@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// The producers: a thread for each warpgroup loads chunks through the copy engine.
+// The producers: a warp for each warpgroup loads chunks through the copy engine.
 #pragma once
 
 #include "kernels/cuda/sm90/kda_states/config.cuh"
 
 namespace fovea::kernels::cuda {
 
-// One thread each. `ring` continues that of the block's last walk.
+// One warp each. `ring` continues that of the block's last walk.
 __device__ __forceinline__ void load_keys(const KdaPrefillParams& params, WalkMemory& shared,
                                           const Walk& walk, Ring<kKeyStages>& ring) {
+  const Progress progress = progress_of(params, params.value_heads, kKdaReaders);
+  int there = 0;  // chunks whose terms are
 #pragma unroll 1
   for (int n = 0; n < walk.chunks; ++n, ring.advance()) {
+    if (n == there) there += progress.wait(walk.first_chunk + n, walk.chunks - n);
+    if (threadIdx.x % 32 != 0) continue;
     KeyStage& stage = shared.keys[ring.stage];
     TransactionBarrier& full = shared.keys_full[ring.stage];
     shared.keys_empty[ring.stage].wait(ring.phase ^ 1);
@@ -21,12 +25,16 @@ __device__ __forceinline__ void load_keys(const KdaPrefillParams& params, WalkMe
 }
 __device__ __forceinline__ void load_queries(const KdaPrefillParams& params, WalkMemory& shared,
                                              const Walk& walk, Ring<kQueryStages>& ring) {
+  const Progress progress = progress_of(params, params.value_heads, kKdaReaders);
+  int there = 0;
 #pragma unroll 1
   for (int n = 0; n < walk.chunks; ++n, ring.advance()) {
+    if (n == there) there += progress.wait(walk.first_chunk + n, walk.chunks - n);
+    if (threadIdx.x % 32 != 0) continue;
     TransactionBarrier& full = shared.queries_full[ring.stage];
     shared.queries_empty[ring.stage].wait(ring.phase ^ 1);
     full.arrive_expecting(sizeof(KdaQueryTerms));
-    load_bytes(&shared.queries[ring.stage], &params.terms[walk.term(params, n)].queries,
+    load_bytes(&shared.queries[ring.stage].terms, &params.terms[walk.term(params, n)].queries,
                sizeof(KdaQueryTerms), full);
   }
 }

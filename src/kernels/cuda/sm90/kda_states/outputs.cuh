@@ -10,18 +10,17 @@ namespace fovea::kernels::cuda {
 template <Type kType>
 class OutputWalk {
  public:
-  __device__ __forceinline__ OutputWalk(const KdaPrefillParams& params, WalkMemory& shared)
-      : params_(params), shared_(shared) {}
+  __device__ __forceinline__ explicit OutputWalk(WalkMemory& shared) : shared_(shared) {}
 
   __device__ __forceinline__ void run(const Walk& walk) {
 #pragma unroll 1
     for (int n = 0; n < walk.chunks; ++n, ring_.advance(), turn_ ^= 1) {
-      const KdaQueryTerms& stage = shared_.queries[ring_.stage];
+      QueryStage& stage = shared_.queries[ring_.stage];
       shared_.queries_full[ring_.stage].wait(ring_.phase);
       float out[32];
       shared_.state.full.wait(turn_);
       products_begin();
-      multiply_rows<kType>(out, stage.read, shared_.state.rows);
+      multiply_rows<kType>(out, stage.terms.read, shared_.state.rows);
       products_commit();
       products_wait<0>();
       products_landed(out);
@@ -30,39 +29,48 @@ class OutputWalk {
       products_begin();
 #pragma unroll
       for (int step = 0; step < kChunkTokens / 16; ++step) {
-        multiply_rows<kType>(out, stage.scores, shared_.values.rows, step, true);
+        multiply_rows<kType>(out, stage.terms.scores, shared_.values.rows, step, true);
       }
       products_commit();
       products_wait<0>();
       products_landed(out);
       release(shared_.values.empty);
-      release(shared_.queries_empty[ring_.stage]);
-      store(out, walk, n * kChunkTokens);
+      named_barrier_wait(2, kWarpgroupThreads);  // all products have read the stage
+      keep_outputs(out, stage.out);
+      fence_async_proxy();  // copies follow
+      release(shared_.outputs_full[ring_.stage]);
     }
   }
 
  private:
-  // Stores the outputs of a chunk whose first token is `first` of the request: whole sectors of 32
-  // bytes, because the rings leave no room for lines.
-  __device__ __forceinline__ void store(const float (&out)[32], const Walk& walk, int first) const {
-    const Place place;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int token = first + place.row + 8 * half;
-      if (token >= walk.tokens) continue;
-      float* const row = walk.out(params_, token) + place.column;
-#pragma unroll
-      for (int j = 0; j < kBlockValues / 8; ++j) {
-        *reinterpret_cast<float2*>(row + 8 * j) = {out[4 * j + 2 * half],
-                                                   out[4 * j + 2 * half + 1]};
-      }
-    }
-  }
-
-  const KdaPrefillParams& params_;
   WalkMemory& shared_;
   Ring<kQueryStages> ring_;
   uint32_t turn_ = 0;  // phase of what the other warpgroup hands over
+};
+
+// The warps that store outputs, because stores wait long for each other. `part` numbers them.
+class StoreWalk {
+ public:
+  __device__ __forceinline__ StoreWalk(const KdaPrefillParams& params, WalkMemory& shared, int part)
+      : params_(params), shared_(shared), part_(part) {}
+
+  __device__ __forceinline__ void run(const Walk& walk) {
+    constexpr int kRows = kChunkTokens / kStoringWarps;
+#pragma unroll 1
+    for (int n = 0; n < walk.chunks; ++n, ring_.advance()) {
+      const int first = n * kChunkTokens;
+      shared_.outputs_full[ring_.stage].wait(ring_.phase);
+      store_kept<kRows>(shared_.queries[ring_.stage].out, part_ * kRows, walk.out(params_, first),
+                        params_.out_token_stride, walk.tokens - first);
+      release(shared_.queries_empty[ring_.stage]);
+    }
+  }
+
+ private:
+  const KdaPrefillParams& params_;
+  WalkMemory& shared_;
+  int part_;
+  Ring<kQueryStages> ring_;
 };
 
 }  // namespace fovea::kernels::cuda

@@ -46,8 +46,11 @@ class SsdOutputs {
       products_landed(out);
       release(shared_.empty[ring_.stage]);
       const int first = n * kChunkTokens;
-      store_outputs(out, shared_.out, walk.out(params_, first), params_.out_token_stride,
-                    walk.tokens - first);
+      __syncwarp();  // the last outputs have been read
+      keep_outputs(out, shared_.out);
+      __syncwarp();
+      store_kept<16>(shared_.out, place.warp * 16, walk.out(params_, first),
+                     params_.out_token_stride, walk.tokens - first);
     }
   }
 

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// How *_states follows *_chunks through a layer: it starts while *_chunks still runs, and loads the
+// terms of a chunk once they are there.
+#pragma once
+
+#include "kernels/cuda/common/chunk_params.h"
+#include "kernels/cuda/common/hopper.cuh"
+#include "kernels/cuda/common/progress_counters.cuh"
+
+namespace fovea::kernels::cuda {
+
+// The counters of chunks. `writers` tasks store terms of a chunk, and `readers` wait for them.
+struct Progress {
+  uint32_t* counters;
+  uint32_t writers, readers;
+
+  // Counts a task of the chunk, whose terms this thread and others before a barrier have stored.
+  // Waits for this thread's stores by the copy engine.
+  __device__ __forceinline__ void publish(int chunk) const {
+    wait_stores();
+    increment_release(counters + chunk, last());
+  }
+
+  // Waits until the terms of the first of `count` chunks from `chunk` on are there. Returns how
+  // many of the first 32 are, and counts as a reader of these. A warp calls this, and may then load
+  // their terms by the copy engine.
+  __device__ __forceinline__ int wait(int chunk, int count) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    uint32_t* const own = counters + chunk + lane;
+    unsigned missing = __ballot_sync(~0u, lane >= count || load_acquire(own) < writers);
+    if (missing & 1) {
+      while (lane == 0 && load_acquire(own) < writers) continue;
+      missing = ~1u;
+    }
+    const int there = missing ? __ffs(static_cast<int>(missing)) - 1 : 32;
+    if (lane < there) increment_relaxed(own, last());
+    fence_global_async_proxy();
+    __syncwarp();
+    return there;
+  }
+
+ private:
+  __device__ __forceinline__ uint32_t last() const { return writers + readers - 1; }
+};
+
+// Returns the counters of a batch. Each of `heads` tasks stores terms of a chunk, and in each block
+// of states `warps` warps read them.
+__device__ __forceinline__ Progress progress_of(const ChunkParams& params, int heads, int warps) {
+  return {params.plan.progress, static_cast<uint32_t>(heads),
+          static_cast<uint32_t>(warps * params.value_heads * (params.value_dim / kBlockValues))};
+}
+
+// Begins a kernel that follows the progress of the preceding one. Terms are read behind wait().
+// Everything else was written by kernels that the preceding one waited for before it let this one
+// start; the acquiring load drops what the multiprocessor may still hold of earlier contents.
+__device__ __forceinline__ void begin_with_previous(const ChunkParams& params) {
+  load_acquire(reinterpret_cast<const uint32_t*>(&params.plan.counts->walks));
+  allow_next_kernel();
+}
+
+}  // namespace fovea::kernels::cuda
