@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counters in global memory by which a kernel tells one that already runs beside it what it has
-// stored, by the copy engine too. load_acquire() reads them.
+// Counters in global memory by which a kernel tells the next one, which has started already, what
+// it has stored, by the copy engine too. load_acquire() reads them.
 #pragma once
 
 #include "kernels/cuda/common/counters.cuh"
