@@ -4,7 +4,8 @@
 //
 // `delta`, `mamba2`, `kda`, `lightning` and `mamba1` are layers of `linear_cuda` with their
 // convolution, or `alone` without it: decode, verification of four drafts, and prompts. Their floor
-// is the bytes of all states, read and written at the measured rate of copies. Verification with a
+// is the bytes of all states, read and written at the measured rate of copies; that of `conv`, a
+// convolution alone, those of windows, inputs and outputs. Verification with a
 // snapshot after each draft writes five states for each read one; with `kept` drafts, one, which
 // takes in accepted drafts of the pass before. An engine's `step` has a token and four drafts.
 //
@@ -22,6 +23,7 @@
 
 #include "bench/gpu_ceilings.h"
 #include "bench/gpu_timing.h"
+#include "bench/linear_cuda_cases.h"
 #include "fovea/error.h"
 #include "fovea/gpu.h"
 #include "fovea/select_backend.h"
@@ -33,85 +35,27 @@ namespace {
 
 namespace cuda = kernels::cuda;
 
-struct Shape {
-  const char* name;
-  AttentionKind kind;
-  LinearSpec linear;
-  DType states = DType::f32;
-};
-
-constexpr LinearSpec kDelta{.key_heads = 16, .value_heads = 32, .key_dim = 128, .value_dim = 128};
-constexpr LinearSpec kMamba2{.key_heads = 8, .value_heads = 128, .key_dim = 128, .value_dim = 64};
-constexpr LinearSpec kKda{.key_heads = 32, .value_heads = 32, .key_dim = 128, .value_dim = 128};
-constexpr LinearSpec kLarge{.key_heads = 64, .value_heads = 64, .key_dim = 128, .value_dim = 128};
-constexpr LinearSpec kMamba1{.key_heads = 1, .value_heads = 8192, .key_dim = 16, .value_dim = 1};
-
-constexpr LinearSpec convolved(LinearSpec linear, int32_t width = 4) {
-  linear.conv_width = width;
-  return linear;
-}
-
-constexpr Shape kShapes[] = {
-    {"delta 16/32", AttentionKind::gated_delta_net, convolved(kDelta)},
-    {"delta 16/32 alone", AttentionKind::gated_delta_net, kDelta},
-    {"delta 16/32 bf16 states", AttentionKind::gated_delta_net, convolved(kDelta), DType::bf16},
-    {"delta 16/32 alone bf16 states", AttentionKind::gated_delta_net, kDelta, DType::bf16},
-    {"mamba2 128", AttentionKind::mamba2, convolved(kMamba2)},
-    {"mamba2 128 alone", AttentionKind::mamba2, kMamba2},
-    {"kda 32", AttentionKind::kda, convolved(kKda)},
-    {"kda 32 alone", AttentionKind::kda, kKda},
-    {"kda 32 alone bf16 states", AttentionKind::kda, kKda, DType::bf16},
-    {"lightning 64", AttentionKind::lightning, convolved(kLarge, 1)},
-    {"lightning 64 alone", AttentionKind::lightning, kLarge},
-    {"mamba1 8192", AttentionKind::mamba1, convolved(kMamba1)},
-    {"mamba1 8192 alone", AttentionKind::mamba1, kMamba1},
-};
-
-struct Load {
-  const char* name;
-  int32_t requests, tokens;  // tokens of each request
-  bool snapshots = false;    // after each token
-  int32_t max_drafts = 0;    // that slots keep
-  int32_t drafts = 0;        // among the tokens
-  int32_t accepted = 0;      // slots hold max_drafts drafts
-};
-
-constexpr Load kLoads[] = {
-    {"decode 1", 1, 1},
-    {"decode 8", 8, 1},
-    {"decode 32", 32, 1},
-    {"decode 128", 128, 1},
-    {"decode 256", 256, 1},
-    {"verify 4 of 32", 32, 4, true},
-    {"kept 4 of 1", 1, 4, false, 4, 4, 4},
-    {"kept 4 of 8", 8, 4, false, 4, 4, 4},
-    {"kept 4 of 32", 32, 4, false, 4, 4, 4},
-    {"kept 4 of 128", 128, 4, false, 4, 4, 4},
-    {"kept 4 of 256", 256, 4, false, 4, 4, 4},
-    {"kept 4 of 32, two accepted", 32, 4, false, 4, 4, 2},
-    {"kept 4 of 32, none accepted", 32, 4, false, 4, 4},
-    {"kept step of 32", 32, 5, false, 4, 4, 4},
-    {"kept decode of 32", 32, 1, false, 4},
-    {"kept decode of 256", 256, 1, false, 4},
-    {"kept decode of 32, two accepted", 32, 1, false, 4, 0, 2},
-    {"prompt 1x1k", 1, 1024},
-    {"prompt 1x4k", 1, 4096},
-    {"prompt 1x8k", 1, 8192},
-    {"prompt 8x2k", 8, 2048},
-    {"prompt 1x16k", 1, 16384},
-    {"prompt 4x8k", 4, 8192},
-};
-
 constexpr int64_t kCacheBytes = int64_t{256} << 20;  // more than any cache holds
+
+bool is_convolution(const Shape& shape) { return shape.kind == AttentionKind::short_conv; }
+
 int64_t state_bytes(const Shape& shape) {
   const LinearSpec& linear = shape.linear;
   return int64_t{linear.value_heads} * linear.value_dim * linear.key_dim *
          static_cast<int64_t>(dtype_bytes(shape.states));
 }
 
+// Returns the bytes of a layer that a pass reads or writes once: windows and rows of a convolution,
+// or else states.
+int64_t held_bytes(const Shape& shape, const Load& load) {
+  if (!is_convolution(shape)) return load.requests * state_bytes(shape);
+  const int64_t values = load.requests * (shape.linear.conv_width - 1 + load.tokens);
+  return values * shape.linear.conv_dim() * static_cast<int64_t>(sizeof(float));
+}
+
 double floor_seconds(const Shape& shape, const Load& load, const GpuCeilings& ceilings) {
   const int32_t copies = 2 + (load.snapshots ? load.tokens : 0);
-  return static_cast<double>(load.requests * copies * state_bytes(shape)) / ceilings.copy_bytes;
+  return static_cast<double>(copies * held_bytes(shape, load)) / ceilings.copy_bytes;
 }
 
 class Layers {
@@ -119,8 +63,7 @@ class Layers {
   Layers(const Shape& shape, const Load& load, MeasureKernels& kernels, Stream stream)
       : shape_(shape), load_(load), tokens_(load.requests * load.tokens) {
     const LinearSpec& linear = shape.linear;
-    const int64_t held = load.requests * state_bytes(shape);
-    StateCacheSpec states{.layers = static_cast<int32_t>(kCacheBytes / held) + 2,
+    StateCacheSpec states{.layers = static_cast<int32_t>(kCacheBytes / held_bytes(shape, load)) + 2,
                           .conv_dim = conv_dim_of(spec()),
                           .conv_width = std::max(1, linear.conv_width),
                           .heads = linear.value_heads,
@@ -129,6 +72,8 @@ class Layers {
                           .dtype = shape.states,
                           .max_drafts = load.max_drafts,
                           .draft_inputs = load.max_drafts > 0 ? draft_row(spec()).size : 0};
+    if (is_convolution(shape)) states.heads = states.rows = states.columns = 0;
+    rows_ = is_convolution(shape) ? states.layers : 1;
     const int32_t slots = 1 + load.requests + (load.snapshots ? tokens_ : 0);
     const Device device = kernels.context().info().device();
     pool_ = make_state_pool(states, slots, device);
@@ -150,7 +95,7 @@ class Layers {
       buffer = gpu::DeviceBuffer(static_cast<size_t>(count) * sizeof(float));
       kernels.fill_noise(buffer.data(), DType::f32, count, 7, factor, offset, stream);
     };
-    fill(mixed_, int64_t{tokens_} * linear.conv_dim(), 1, 0);
+    fill(mixed_, int64_t{rows_} * tokens_ * linear.conv_dim(), 1, 0);
     if (linear.conv_width > 0) {
       fill(weight_, int64_t{linear.conv_dim()} * linear.conv_width, 0.5f, 0);
     }
@@ -159,7 +104,7 @@ class Layers {
     const int64_t columns = is_mamba1 || shape.kind == AttentionKind::kda ? linear.key_dim : 1;
     fill(log_decay_, gates * linear.value_heads * columns, 0.01f, -0.1f);
     fill(beta_, int64_t{tokens_} * linear.value_heads, 0.05f, 0.5f);
-    fill(out_, int64_t{tokens_} * linear.value_heads * linear.value_dim, 1, 0);
+    fill(out_, rows_ * out_values(), 1, 0);
     make_batch(stream);
     if (load.max_drafts > 0) set_marks(stream);
     make_backend(device, stream);
@@ -170,13 +115,16 @@ class Layers {
     const auto run = [&](int32_t turn, Stream to) {
       LayerTensors layer;
       layer.layer = turn % layers;
-      layer.out =
-          dense_rows(out_.data(), DType::f32, shape_.linear.value_heads, shape_.linear.value_dim);
-      layer.linear.mixed = mixed_.data<float>();
+      const int32_t rows = turn % rows_;
+      layer.out = dense_rows(out_.data<float>() + rows * out_values(), DType::f32,
+                             shape_.linear.value_heads, shape_.linear.value_dim);
+      layer.linear.mixed =
+          mixed_.data<float>() + int64_t{rows} * tokens_ * shape_.linear.conv_dim();
       layer.linear.conv_weight = weight_.data<float>();
       if (convolves_alone(shape_.kind) && shape_.linear.conv_width > 0) {  // two calls
         backend_->forward(layer, to);
         layer.linear.conv_weight = nullptr;
+        if (is_convolution(shape_)) return;
       }
       layer.linear.log_decay = log_decay_.data<float>();
       if (shape_.kind != AttentionKind::lightning) layer.linear.beta = beta_.data<float>();
@@ -189,6 +137,10 @@ class Layers {
  private:
   AttentionSpec spec() const {
     return {.kind = shape_.kind, .q_dtype = DType::bf16, .linear = shape_.linear};
+  }
+
+  int64_t out_values() const {
+    return int64_t{tokens_} * shape_.linear.value_heads * shape_.linear.value_dim;
   }
 
   // Slots hold max_drafts drafts, of which the batch's lengths count `accepted`.
@@ -235,6 +187,7 @@ class Layers {
   Shape shape_;
   Load load_;
   int32_t tokens_;
+  int32_t rows_;  // sets of inputs and outputs; states are those that no cache holds, if any
   std::unique_ptr<StatePool> pool_;
   gpu::DeviceBuffer mixed_, weight_, log_decay_, beta_, out_, lists_;
   BatchView batch_;

@@ -89,6 +89,12 @@ void add_short_conv(std::vector<LinearCase>& cases) {
   test.spec.q_dtype = DType::bf16;
   test.spec.linear.conv_width = 2;
   cases.push_back(test);
+  // So many channels that threads take four each in a decode, too.
+  test = linear_case("short_conv_wide", AttentionKind::short_conv, 0, 96);
+  test.spec.linear.key_dim = 0;
+  test.spec.linear.value_dim = 128;
+  test.lengths = {1, 9, 2, 3, 40, 5, 6};
+  cases.push_back(test);
 }
 
 // Adds cases of KDA, lightning attention, Mamba1 and convolutions alone.

@@ -174,7 +174,8 @@ CudaLinear::CudaLinear(std::string_view name, const BackendContext& context)
     recurrence_ = cuda::RecurrentKernels(recurrent_variants(spec(), sm), store);
   }
   if (spec().linear.conv_width > 0) {
-    conv_ = cuda::CausalConv(cuda::causal_conv_variants(spec().linear.conv_width, sm), store);
+    conv_ = cuda::CausalConv(cuda::causal_conv_variants(spec().linear.conv_width, sm),
+                             device_info().cores, store);
   }
   if (computes_chunks(spec(), device_info())) {
     chunks_.emplace(chunk_setup(spec(), device_info()), store);
@@ -255,6 +256,7 @@ void CudaLinear::convolve(const LinearTensors& linear, const StateLayerView& sta
   conv.y_token_stride = token_stride;
   conv.plain = linear.plain_conv;
   conv.dim = conv_dim_of(spec());
+  conv.replayed_end = convolves_first(spec()) ? conv.dim : 0;
   conv.width = spec().linear.conv_width;
   conv_.run(conv, batch().requests, batch().tokens, has_few_tokens(), launcher);
 }

@@ -83,10 +83,12 @@ struct CausalConvKernelParams {
   int64_t state_slot_stride;
   // Raw inputs of drafts. Those of replayed ones become outputs when the window has them.
   KeptInputs kept;
+  int32_t replayed_begin, replayed_end;  // channels whose outputs of replayed drafts are read
   float* y;  // [tokens, dim]; tokens in_chunks fill the first half of their row with bf16
   int64_t y_token_stride;
   int32_t plain;  // no SiLU
   int32_t dim, width;
+  int32_t vectors;  // a thread takes four channels, whose values are vectors in memory
   int32_t tile;
 };
 

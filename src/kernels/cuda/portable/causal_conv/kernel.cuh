@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The causal convolution before a recurrence, with SiLU. A thread takes a channel and slides its
-// window over the tokens of a tile, or over all tokens of a request that has few. Tiles of one
+// The causal convolution before a recurrence, with SiLU. A thread takes four channels that follow
+// each other, whose weights, windows and inputs are vectors; or one, of any width. It slides their
+// windows over the tokens of a tile, or over all tokens of a request that has few. Tiles of one
 // request read the window that the request began with, so only a second kernel may replace it.
 //
 // Slots that keep drafts have their raw inputs. They stand between the window and the tokens of the
@@ -10,229 +11,234 @@
 
 #include "kernels/cuda/common/linear_params.h"
 #include "kernels/cuda/common/overlap.cuh"
+#include "kernels/cuda/portable/causal_conv/channels.cuh"
 
 namespace fovea::kernels::cuda {
 
 enum ConvStep { outputs, windows, requests };
 
-template <int kTaps, ConvStep kStep>
-struct CausalConvConfig {
+// A thread of kernels for up to kTaps taps, with kChannels channels.
+template <int kTaps, ConvStep kStep, int kChannels>
+struct CausalConvThread {
   using Params = CausalConvKernelParams;
-  static constexpr int kBlocksPerSm = 4;
-  static constexpr int kThreads = 128;
-  static constexpr KernelTraits kTraits = {kThreads, 0, 0, 0};
+  using Channels = ConvChannels<kChannels>;
+  using Values = ChannelValues<kChannels>;
+  using Window = ConvWindow<kTaps, kChannels>;
+  using Weights = ConvWeights<kTaps, kChannels>;
+  // Tokens whose inputs are on their way together.
+  static constexpr int kTogether = 4;
+  // Inputs are loaded before those before them are used, as registers allow.
+  static constexpr bool kAhead = kStep == outputs;
 
-  struct Channel {
-    const Params& params;
-    int32_t channel;
+  struct Request : ConvRequest {
+    const Channels& channels;
 
-    __device__ float* window(int32_t slot) const {
-      return params.state + slot * params.state_slot_stride +
-             static_cast<int64_t>(channel) * (params.width - 1);
+    __device__ Request(const Channels& channels, int32_t request)
+        : ConvRequest(channels.params, request), channels(channels) {}
+
+    __device__ void clear_outputs(int32_t begin, int32_t end) const {
+      Values zeros;
+      zeros.clear();
+#pragma unroll 1
+      for (int32_t token = begin; token < end; ++token) channels.store(channels.y(token), zeros);
     }
 
-    __device__ DraftSpan drafts_of(int32_t request) const {
-      return params.plan.drafts ? params.plan.drafts[request] : DraftSpan{};
-    }
-    // Returns the place of draft number `index`, replayed ones included.
-    __device__ float* kept(const StateSpan& span, const DraftSpan& drafts, int32_t index) const {
-      return params.kept.rows + span.slot * params.kept.slot_stride +
-             int64_t{drafts.row(index)} * params.kept.size + channel;
+    __device__ int32_t snapshot_of(int32_t token) const {
+      const int32_t* const slots = channels.params.plan.snapshot_slots;
+      return kStep != windows && slots && token >= span.begin ? slots[token] : -1;
     }
 
-    // Returns the input of a token of the span, of a replayed one or of one of the width - 1 before
-    // these.
-    __device__ float input(const StateSpan& span, const DraftSpan& drafts, int32_t token) const {
+    // Returns how many tokens from `token` on to compute before the window may have to be stored,
+    // or before other tokens follow than the next.
+    __device__ int32_t count_together(int32_t token, int32_t end) const {
+      int32_t count = min(kTogether, end - token);
+      if (kStep == requests && token < first_draft()) count = min(count, first_draft() - token);
+      if (kStep == windows && token < span.begin) count = min(count, span.begin - token);
+      if (kStep == windows || channels.params.plan.snapshot_slots == nullptr) return count;
+#pragma unroll 1
+      for (int32_t i = 0; i < count; ++i) {
+        if (snapshot_of(token + i) >= 0) count = i + 1;
+      }
+      return count;
+    }
+
+    __device__ void load(Values (&inputs)[kTogether], int32_t token, int32_t end) const {
       if (token >= span.begin) {
-        return params.x[static_cast<int64_t>(token) * params.dim + channel];
-      }
-      const int32_t first = span.begin - drafts.replayed;
-      if (token >= first) return *kept(span, drafts, token - first);
-      return span.from_zero ? 0.0f : window(span.slot)[params.width - 1 - (first - token)];
-    }
-
-    __device__ void store(const StateSpan& span, int32_t token, float output) const {
-      float* const row = params.y + token * params.y_token_stride;
-      if (span.in_chunks) {
-        reinterpret_cast<uint16_t*>(row)[channel] = static_cast<uint16_t>(pack<bf16>(output, 0));
-      } else {
-        row[channel] = output;
-      }
-    }
-  };
-
-  // The last inputs of a channel; the newest is the last, and the first kTaps - width are 0.
-  struct Window {
-    float inputs[kTaps];
-
-    // Holds the inputs of the width - 1 tokens before `token`.
-    __device__ void fill(const Channel& channel, const StateSpan& span, const DraftSpan& drafts,
-                         int32_t token) {
+        const float* row = channels.x(token);
 #pragma unroll
-      for (int i = 0; i < kTaps; ++i) {
-        const int back = kTaps - 1 - i;
-        const bool exists = back < channel.params.width - 1;
-        inputs[i] = exists ? channel.input(span, drafts, token - 1 - back) : 0.0f;
-      }
-    }
-    __device__ void add(float input) {
-#pragma unroll
-      for (int i = 0; i + 1 < kTaps; ++i) inputs[i] = inputs[i + 1];
-      inputs[kTaps - 1] = input;
-    }
-    __device__ void store(const Channel& channel, int32_t slot) const {
-      float* const to = channel.window(slot);
-      const int kept = channel.params.width - 1;
-#pragma unroll
-      for (int i = 0; i < kTaps; ++i) {
-        const int at = kept - kTaps + i;
-        if (at >= 0) to[at] = inputs[i];
-      }
-    }
-  };
-
-  struct Weights {
-    float taps[kTaps], bias;
-
-    __device__ explicit Weights(const Channel& channel) {
-      const Params& params = channel.params;
-      const float* const from =
-          params.weight + static_cast<int64_t>(channel.channel) * params.width;
-#pragma unroll
-      for (int i = 0; i < kTaps; ++i) {
-        const int at = params.width - kTaps + i;
-        taps[i] = at >= 0 ? from[at] : 0.0f;
-      }
-      bias = params.bias ? params.bias[channel.channel] : 0.0f;
-    }
-
-    __device__ float output(const Window& window, bool plain) const {
-      float sum = bias;
-#pragma unroll
-      for (int i = 0; i < kTaps; ++i) sum = __fmaf_rn(taps[i], window.inputs[i], sum);
-      return plain ? sum : sum / (1.0f + expf(-sum));
-    }
-  };
-
-  __device__ static void convolve(const Channel& channel) {
-    const Params& params = channel.params;
-    const Weights weights(channel);
-    wait_and_allow_next();
-    const int32_t first = static_cast<int32_t>(blockIdx.y) * params.tile;
-    const int32_t last = min(first + params.tile, *params.plan.token_count);
-    StateSpan span = {};
-    DraftSpan drafts = {};
-    Window window;
-#pragma unroll 1
-    for (int32_t token = first; token < last; ++token) {
-      if (token == first || token == span.end) {
-        const int32_t request = params.plan.token_requests[token];
-        span = params.plan.spans[request];
-        drafts = channel.drafts_of(request);
-        if (span.slot >= 0) window.fill(channel, span, drafts, token);
-      }
-      if (span.slot < 0) {
-        params.y[token * params.y_token_stride + channel.channel] = 0;
-        continue;
-      }
-      const int64_t at = static_cast<int64_t>(token) * params.dim + channel.channel;
-      window.add(params.x[at]);
-      channel.store(span, token, weights.output(window, params.plain != 0));
-      const int32_t snapshot = params.plan.snapshot_slots ? params.plan.snapshot_slots[token] : -1;
-      if (snapshot >= 0) window.store(channel, snapshot);
-      const int32_t draft = token - (span.end - drafts.drafts);
-      if (draft >= 0) *channel.kept(span, drafts, drafts.replayed + draft) = params.x[at];
-    }
-  }
-
-  // Does both for a request of a few tokens, whose inputs are on their way together.
-  __device__ static void convolve_request(const Channel& channel) {
-    constexpr int kTogether = 8;
-    const Params& params = channel.params;
-    const Weights weights(channel);
-    wait_and_allow_next();
-    const StateSpan span = params.plan.spans[blockIdx.y];
-    const DraftSpan drafts = channel.drafts_of(static_cast<int32_t>(blockIdx.y));
-    if (span.slot < 0) return clear_outputs(channel, span);
-    const int32_t first = span.begin - drafts.replayed, first_draft = span.end - drafts.drafts;
-    Window window;
-    if (span.begin < span.end) window.fill(channel, span, drafts, first);
-#pragma unroll 1
-    for (int32_t begin = first; begin < span.end; begin += kTogether) {
-      float inputs[kTogether];
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        if (begin + i < span.end) inputs[i] = channel.input(span, drafts, begin + i);
-      }
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        const int32_t token = begin + i;
-        if (token >= span.end) break;
-        if (token == first_draft) window.store(channel, span.slot);
-        window.add(inputs[i]);
-        const float output = weights.output(window, params.plain != 0);
-        if (token < span.begin) {
-          *channel.kept(span, drafts, token - first) = output;
-          continue;
+        for (int i = 0; i < kTogether; ++i) {
+          if (token + i < end) inputs[i] = channels.load(row);
+          row += channels.params.dim;
         }
-        channel.store(span, token, output);
-        const int32_t draft = token - first_draft;
-        if (draft >= 0) *channel.kept(span, drafts, drafts.replayed + draft) = inputs[i];
-        const int32_t snapshot =
-            params.plan.snapshot_slots ? params.plan.snapshot_slots[token] : -1;
-        if (snapshot >= 0) window.store(channel, snapshot);
+        return;
+      }
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        const int32_t at = token + i;
+        if (at >= end) continue;
+        inputs[i] = channels.load(at < span.begin ? channels.kept(*this, at) : channels.x(at));
       }
     }
-    if (drafts.drafts == 0 && span.begin < span.end) window.store(channel, span.slot);
-  }
 
-  __device__ static void clear_outputs(const Channel& channel, const StateSpan& span) {
-    for (int32_t token = span.begin; token < span.end; ++token) {
-      channel.params.y[token * channel.params.y_token_stride + channel.channel] = 0;
+    // Stores the output of a token, and its input if it is a draft.
+    __device__ void store(int32_t token, const Values& output, const Values& input) const {
+      float* const row = channels.y(token);
+      if (kStep != outputs && token < span.begin) {
+        channels.store(channels.kept(*this, token), output);
+      } else if (kStep == outputs && span.in_chunks) {
+        channels.store_rounded(row, output);
+      } else if (kStep != windows) {
+        channels.store(row, output);
+      }
+      if (kStep != windows && token >= first_draft()) {
+        channels.store(channels.kept(*this, token), input);
+      }
     }
-  }
 
-  // Stores the window before the drafts of the span, and computes the outputs of replayed ones.
-  __device__ static void keep_window(const Channel& channel, const StateSpan& span,
-                                     const DraftSpan& drafts) {
-    Window window;
-    window.fill(channel, span, drafts, span.end - drafts.drafts);
-    if (drafts.replayed > 0) {
-      const Weights weights(channel);
-      Window sliding;
-      sliding.fill(channel, span, drafts, span.begin - drafts.replayed);
+    // Computes kTogether tokens without drafts.
+    __device__ void convolve_together(const Weights& weights, const Values (&inputs)[kTogether],
+                                      int32_t token, Window& window) const {
+      float* row = channels.y(token);
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        window.add(inputs[i]);
+        const Values output = weights.output(window, channels.params.plain != 0);
+        if (span.in_chunks) {
+          channels.store_rounded(row, output);
+        } else {
+          channels.store(row, output);
+        }
+        row += channels.params.y_token_stride;
+      }
+    }
+
+    // True if there is one token and no draft.
+    __device__ bool is_decode() const {
+      return span.end - span.begin == 1 && drafts.replayed + drafts.drafts == 0;
+    }
+    __device__ void decode(const Weights& weights) const {
+      Window window;
+      window.clear();
+      if (!span.from_zero) window.load(channels, span.slot);
+      window.add(channels.load(channels.x(span.begin)));
+      const bool plain = channels.params.plain != 0;
+      channels.store(channels.y(span.begin), weights.output(window, plain));
+      int32_t later = snapshot_of(span.begin);
 #pragma unroll 1
-      for (int32_t i = 0; i < drafts.replayed; ++i) {
-        float* const at = channel.kept(span, drafts, i);
-        sliding.add(*at);
-        *at = weights.output(sliding, channel.params.plain != 0);
+      for (int32_t slot = span.slot; slot >= 0; slot = later, later = -1) {
+        window.store(channels, slot);
       }
     }
-    window.store(channel, span.slot);
+
+    // Computes the outputs of tokens from `begin` on. Those before fill the window.
+    __device__ void convolve(const Weights& weights, int32_t begin, int32_t end) const {
+      const Params& params = channels.params;
+      const int32_t kept = params.width - 1;
+      int32_t token = max(first(), begin - kept);
+      Values inputs[kTogether];
+      load(inputs, token, end);
+      Window window;
+      window.clear();
+      if (token == first() && !span.from_zero) window.load(channels, span.slot);
+      int32_t snapshot = -1;
+#pragma unroll 1
+      while (true) {
+        int32_t slot = kStep != outputs && token == first_draft() ? span.slot : -1;
+#pragma unroll 1
+        while (slot >= 0 || snapshot >= 0) {
+          if (slot >= 0) window.store(channels, slot);
+          slot = snapshot;
+          snapshot = -1;
+        }
+        if (token >= end) return;
+        const int32_t count = count_together(token, end);
+        int32_t following = token + count;
+        if (kStep == windows && following >= span.begin) following = max(following, end - kept);
+        Values next[kTogether];
+        if (kAhead) load(next, following, end);
+        const bool is_plain = token >= begin && token + count <= first_draft();
+        if (kStep == outputs && kChannels > 1 && count == kTogether && is_plain) {
+          convolve_together(weights, inputs, token, window);
+        } else {
+#pragma unroll 1
+          for (int32_t at = token; at < token + count; ++at) {
+            window.add(inputs[0]);
+            if (at >= begin) store(at, weights.output(window, params.plain != 0), inputs[0]);
+#pragma unroll
+            for (int i = 0; i + 1 < kTogether; ++i) inputs[i] = inputs[i + 1];
+          }
+        }
+        snapshot = snapshot_of(token + count - 1);
+        token = following;
+        if (!kAhead) load(inputs, token, end);
+#pragma unroll
+        for (int i = 0; kAhead && i < kTogether; ++i) inputs[i] = next[i];
+      }
+    }
+  };
+
+  __device__ static void convolve_tile(const Channels& channels) {
+    const Params& params = channels.params;
+    const Weights weights(channels);
+    wait_and_allow_next();
+    int32_t token = static_cast<int32_t>(blockIdx.y) * params.tile;
+    const int32_t last = min(token + params.tile, *params.plan.token_count);
+#pragma unroll 1
+    while (token < last) {
+      const Request request(channels, params.plan.token_requests[token]);
+      const int32_t end = min(last, request.span.end);
+      if (request.span.slot < 0) {
+        request.clear_outputs(token, end);
+      } else {
+        request.convolve(weights, token, end);
+      }
+      token = end;
+    }
   }
 
-  __device__ static void keep_windows(const Channel& channel) {
+  // Computes the outputs of a request of a few tokens and replaces its window, or that alone and
+  // the outputs of replayed drafts.
+  __device__ static void convolve_request(const Channels& channels) {
+    const Weights weights(channels);
     wait_and_allow_next();
-    const auto request = static_cast<int32_t>(blockIdx.y);
-    const StateSpan span = channel.params.plan.spans[request];
-    if (span.slot < 0 || span.begin >= span.end) return;
-    keep_window(channel, span, channel.drafts_of(request));
+    const Request request(channels, static_cast<int32_t>(blockIdx.y));
+    const StateSpan& span = request.span;
+    if (span.slot < 0) {
+      if (kStep == requests) request.clear_outputs(span.begin, span.end);
+    } else if (kStep == requests && kTaps == 4 && request.is_decode()) {
+      request.decode(weights);
+    } else if (span.begin < span.end) {
+      const int32_t end = kStep == requests ? span.end : request.first_draft();
+      const bool replays = request.drafts.replayed > 0 && channels.replay();
+      const int32_t behind = kStep == requests ? span.begin : end;
+      request.convolve(weights, replays ? request.first() : behind, end);
+    }
   }
 
   __device__ static void run(const Params& params) {
-    const Channel channel = {params, static_cast<int32_t>(blockIdx.x * kThreads + threadIdx.x)};
-    if (channel.channel >= params.dim) return;
+    const Channels channels(params);
+    if (channels.channel >= params.dim) return;
     if constexpr (kStep == outputs) {
-      convolve(channel);
-    } else if constexpr (kStep == requests) {
-      convolve_request(channel);
+      convolve_tile(channels);
     } else {
-      keep_windows(channel);
+      convolve_request(channels);
     }
   }
 };
 
 template <int kTaps, ConvStep kStep>
-using Config = CausalConvConfig<kTaps, kStep>;
+struct Config {
+  using Params = CausalConvKernelParams;
+  static constexpr int kBlocksPerSm = kStep == outputs ? 8 : 12;
+  static constexpr KernelTraits kTraits = {kConvThreads, 0, kConvThreads, 0};
+
+  __device__ static void run(const Params& params) {
+    if (kTaps == 4 && params.vectors) {
+      CausalConvThread<4, kStep, 4>::run(params);
+    } else {
+      CausalConvThread<kTaps, kStep, 1>::run(params);
+    }
+  }
+};
 
 }  // namespace fovea::kernels::cuda

@@ -20,14 +20,16 @@ class CausalConv {
  public:
   CausalConv() = default;
   // Loads the kernels onto the current GPU. Errors as Kernel's constructor.
-  CausalConv(std::span<const gpu::KernelVariant> variants, gpu::KernelStore& store);
+  CausalConv(std::span<const gpu::KernelVariant> variants, int32_t multiprocessors,
+             gpu::KernelStore& store);
 
   // Enqueues the convolution of up to `tokens` tokens of `requests` requests. are_few: each request
-  // has few. Sets tile.
+  // has few. Sets vectors and tile.
   void run(CausalConvKernelParams params, int32_t requests, int32_t tokens, bool are_few,
            gpu::Launcher launcher) const;
 
  private:
+  int32_t multiprocessors_ = 0;
   Kernel outputs_, windows_, requests_;
 };
 
