@@ -167,12 +167,13 @@ struct AttentionSpec {
   bool operator==(const AttentionSpec&) const = default;
 };
 
-// A draft's inputs as a state pool keeps them (StateCacheSpec::draft_inputs): `mixed`, then
-// log_decay and beta of LinearTensors, each from a multiple of four values on. short_conv has
-// `mixed` only.
+// A draft's inputs as a state pool keeps them (StateCacheSpec::draft_inputs): `mixed`, log_decay
+// and beta of LinearTensors, and what the delta rule adds to each row of the states, each from a
+// multiple of four values on. With the latter a backend takes a draft into the states without the
+// sums that led to it. short_conv has `mixed` only.
 struct DraftRow {
-  int32_t decays = 0, betas = 0;        // values of log_decay and of beta
-  int32_t decays_at = 0, betas_at = 0;  // where they begin
+  int32_t decays = 0, betas = 0, changes = 0;           // values of each
+  int32_t decays_at = 0, betas_at = 0, changes_at = 0;  // where they begin
   int32_t size = 0;
 };
 constexpr DraftRow draft_row(const AttentionSpec& spec) {
@@ -185,9 +186,13 @@ constexpr DraftRow draft_row(const AttentionSpec& spec) {
     row.decays = linear.value_heads * (spec.kind == AttentionKind::kda ? linear.key_dim : 1);
     row.betas = linear.value_heads;
   }
+  if (spec.kind == AttentionKind::gated_delta_net || spec.kind == AttentionKind::kda) {
+    row.changes = linear.value_heads * linear.value_dim;
+  }
   row.decays_at = padded(linear.conv_dim());
   row.betas_at = row.decays_at + padded(row.decays);
-  row.size = row.betas_at + padded(row.betas);
+  row.changes_at = row.betas_at + padded(row.betas);
+  row.size = row.changes_at + padded(row.changes);
   return row;
 }
 

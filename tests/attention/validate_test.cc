@@ -266,7 +266,7 @@ TEST(Validate, NamesTheFieldOfAState) {
        {"conv_dim is 95, the layers have 96", [](auto& s) { s.conv_dim = 95; }},
        {"conv_width is 3, the layers have 4", [](auto& s) { s.conv_width = 3; }},
        {"max_drafts is -1, must be in [0, 64]", [](auto& s) { s.max_drafts = -1; }},
-       {"draft_inputs is 0, draft_row() of the layers has size 104",
+       {"draft_inputs is 0, draft_row() of the layers has size 168",
         [](auto& s) { s.max_drafts = 1; }}});
   AttentionSpec without = linear();
   without.linear.conv_width = 0;

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attention/cuda/linear_backend.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <optional>
+#include <tuple>
+#include <utility>
 
 #include "attention/cuda/backend_base.h"
 #include "attention/cuda/layer.h"
@@ -57,6 +60,17 @@ std::vector<gpu::KernelVariant> recurrent_variants(const AttentionSpec& spec, in
 // True if the recurrence reads what the convolution of the same call wrote.
 bool convolves_first(const AttentionSpec& spec) {
   return spec.linear.conv_width > 0 && !convolves_alone(spec.kind);
+}
+
+// Returns the first channel of replayed drafts that the recurrence reads, and the one behind the
+// last: keys, and values unless slots keep changes.
+std::pair<int32_t, int32_t> replayed_channels(const AttentionSpec& spec,
+                                              const cuda::RecurrenceParams& params) {
+  const LinearSpec& linear = spec.linear;
+  const int32_t keys_end = params.in_at + linear.key_heads * linear.key_dim;
+  if (draft_row(spec).changes > 0) return {params.in_at, keys_end};
+  const int32_t values_end = params.values_at + linear.value_heads * linear.value_dim;
+  return {std::min(params.in_at, params.values_at), std::max(keys_end, values_end)};
 }
 
 struct Buffers {
@@ -231,7 +245,8 @@ cuda::KeptInputs CudaLinear::kept_inputs(const StateLayerView& state) const {
           .slot_stride = 2 * int64_t{states()->spec().max_drafts} * row.size,
           .size = row.size,
           .decays_at = row.decays_at,
-          .betas_at = row.betas_at};
+          .betas_at = row.betas_at,
+          .changes_at = row.changes_at};
 }
 
 cuda::TokensOfRequest CudaLinear::tokens_of_request() const {
@@ -256,7 +271,9 @@ void CudaLinear::convolve(const LinearTensors& linear, const StateLayerView& sta
   conv.y_token_stride = token_stride;
   conv.plain = linear.plain_conv;
   conv.dim = conv_dim_of(spec());
-  conv.replayed_end = convolves_first(spec()) ? conv.dim : 0;
+  if (convolves_first(spec())) {
+    std::tie(conv.replayed_begin, conv.replayed_end) = replayed_channels(spec(), params_);
+  }
   conv.width = spec().linear.conv_width;
   conv_.run(conv, batch().requests, batch().tokens, has_few_tokens(), launcher);
 }

@@ -44,7 +44,7 @@ struct KeptInputs {
   float* rows;  // [slots, rows, size]; null: the pool keeps no drafts
   int64_t slot_stride;
   int32_t size;
-  int32_t decays_at, betas_at;
+  int32_t decays_at, betas_at, changes_at;
 };
 
 // The result of portable/linear_plan, which all layers of a pass share.

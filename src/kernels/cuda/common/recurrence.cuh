@@ -202,10 +202,17 @@ struct RecurrenceStep {
     return factors;
   }
 
-  // Takes a token into the state. values: those of the rows.
-  __device__ static void update(Values (&rows)[Shape::kRows], const Vectors& vectors,
-                                const TokenFactors& factors, const float (&values)[Shape::kRows]) {
+  struct Changes {
+    float of[Shape::kRows];
+  };
+
+  // Takes a token into the state. values: those of the rows. Returns the factors of `in` that the
+  // rows gained.
+  __device__ static Changes update(Values (&rows)[Shape::kRows], const Vectors& vectors,
+                                   const TokenFactors& factors,
+                                   const float (&values)[Shape::kRows]) {
     float recalled[Shape::kRows];
+    Changes changes;
     decay_columns(rows, vectors);
     if constexpr (kHasDeltaRule) {
 #pragma unroll
@@ -214,16 +221,22 @@ struct RecurrenceStep {
     }
 #pragma unroll
     for (int r = 0; r < Shape::kRows; ++r) {
-      const float change = change_of(factors, values[r], kHasDeltaRule ? recalled[r] : 0.0f);
-      change_row(rows[r], vectors, factors, change);
+      changes.of[r] = change_of(factors, values[r], kHasDeltaRule ? recalled[r] : 0.0f);
+      change_row(rows[r], vectors, factors, changes.of[r]);
     }
+    return changes;
   }
-  // The same with fewer exchanges between lanes, which serve the token before, too: lane l has the
-  // value of row l % kRows, whose change it computes for all. reads: the lane's parts of the sums
-  // of the token before. Returns that of row l % kRows in lanes l from kRows to 2 * kRows - 1.
-  __device__ static float update_by_own(Values (&rows)[Shape::kRows], const Vectors& vectors,
-                                        const TokenFactors& factors, float own_value,
-                                        const float (&reads)[Shape::kRows]) {
+  // Results of update_by_own(). read: the sum of the token before, of row l % kRows in lanes l
+  // from kRows to 2 * kRows - 1. change: that of row l % kRows in lane l.
+  struct OwnRow {
+    float read, change;
+  };
+  // As update() with fewer exchanges between lanes, which serve the token before, too: lane l has
+  // the value of row l % kRows, whose change it computes for all. reads: the lane's parts of the
+  // sums of the token before.
+  __device__ static OwnRow update_by_own(Values (&rows)[Shape::kRows], const Vectors& vectors,
+                                         const TokenFactors& factors, float own_value,
+                                         const float (&reads)[Shape::kRows]) {
     constexpr int kRows = Shape::kRows;
     float parts[2 * kRows];
     decay_columns(rows, vectors);
@@ -243,7 +256,18 @@ struct RecurrenceStep {
     for (int r = 0; r < kRows; ++r) {
       change_row(rows[r], vectors, factors, __shfl_sync(~0u, own, r, Shape::kRowLanes));
     }
-    return own_sum;
+    return {own_sum, own};
+  }
+  // Takes a token into the state again, with the bits of its update and without sums. kept: with a
+  // delta rule the changes of the rows, else their values.
+  __device__ static void replay(Values (&rows)[Shape::kRows], const Vectors& vectors,
+                                const TokenFactors& factors, const float (&kept)[Shape::kRows]) {
+    decay_columns(rows, vectors);
+#pragma unroll
+    for (int r = 0; r < Shape::kRows; ++r) {
+      const float change = kHasDeltaRule ? kept[r] : change_of(factors, kept[r], 0);
+      change_row(rows[r], vectors, factors, change);
+    }
   }
 
   // Returns the result of a row from the sum of its state times `out`.

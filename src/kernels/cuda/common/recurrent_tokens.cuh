@@ -22,13 +22,17 @@ struct RequestTokens {
     return params.kept.rows + span.slot * params.kept.slot_stride +
            int64_t{drafts.row(index)} * params.kept.size;
   }
+  // Returns the row of a draft of this pass.
+  __device__ float* draft_row(const RecurrenceParams& params, int32_t token) const {
+    return kept_row(params, drafts.replayed + token - first_draft());
+  }
 };
 
 // The addresses of a token's values for a head and the rows from a first one on.
 struct TokenValues {
   const float* in;         // [columns]
   const float* out;        // [columns]
-  const float* values;     // from the first row on
+  const float* values;     // from the first row on; replayed tokens of a delta rule: changes
   const float* log_decay;  // [1]; kda: [columns]
   const float* strength;   // [1]; not lightning
 };
@@ -57,7 +61,8 @@ struct TokenPlace : TokenValues {
     in = row + params.in_at + place.key_head * params.columns;
     // Replayed tokens have no result.
     out = is_replayed ? in : row + params.out_at + place.key_head * params.columns;
-    values = row + params.values_at + place.head * params.rows + first_row;
+    values = row + place.head * params.rows + first_row +
+             (is_replayed && Step::kHasDeltaRule ? params.kept.changes_at : params.values_at);
   }
 
   // Returns the place of a head's decays in a row of kept inputs.

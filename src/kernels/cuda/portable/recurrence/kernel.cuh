@@ -24,7 +24,7 @@ struct RecurrenceConfig {
   using Tile = TokenTile<Shape>;
   using Step = RecurrenceStep<Shape>;
   struct Staged {
-    const Tile* tile;
+    Tile* tile;
     const TokenFactors* factors;  // [kTile]
     int32_t first, count;         // tokens
   };
@@ -78,8 +78,11 @@ struct RecurrenceConfig {
       values[r] = State::exists(params, place, r) ? from.values[r * Shape::kStep] : 0.0f;
     }
     const TokenFactors factors = Step::factors_of(params, vectors, log_decay, strength);
-    Step::update(state.rows, vectors, factors, values);
-    if (tokens.is_replayed(token)) return finish_token(params, place, tokens, token, state);
+    if (tokens.is_replayed(token)) {
+      Step::replay(state.rows, vectors, factors, values);
+      return finish_token(params, place, tokens, token, state);
+    }
+    const auto changes = Step::update(state.rows, vectors, factors, values);
 #pragma unroll
     for (int r = 0; r < Shape::kRows; ++r) reads[r] = state.rows[r].partial_dot(vectors.out);
     sum_over_lanes<Shape>(reads);
@@ -94,18 +97,56 @@ struct RecurrenceConfig {
     if (token < tokens.first_draft()) return;
     keep_draft<Shape>(params, place, tokens, token,
                       TokenPlace<Shape>(params, place, tokens, place.first_row(), token));
+    if (!Step::kHasDeltaRule || place.column != 0) return;
+    float* const to = tokens.draft_row(params, token) + params.kept.changes_at;
+#pragma unroll
+    for (int r = 0; r < Shape::kRows; ++r) {
+      if (!State::exists(params, place, r)) continue;
+      to[place.head * params.rows + place.row + r * Shape::kStep] = changes.of[r];
+    }
   }
 
-  // The tokens of a tile. Sums of eight tokens' results meet in one exchange, after
+  // Takes the replayed tokens of a tile into the state, with a delta rule: otherwise an update
+  // needs no sums anyway. Returns their number.
+  __device__ static int32_t replay_tokens(const Params& params, const Place& place,
+                                          const RequestTokens& tokens, const Staged& staged,
+                                          State& state) {
+    const Tile& tile = *staged.tile;
+    const int32_t row = Place::row_in_block();
+    int32_t t = 0;
+#pragma unroll 1
+    for (; t < staged.count && tokens.is_replayed(staged.first + t); ++t) {
+      Vectors vectors;
+      tile.load(t, place.column, vectors);
+      float kept[Shape::kRows];
+#pragma unroll
+      for (int r = 0; r < Shape::kRows; ++r) kept[r] = tile.values[t][row + r * Shape::kStep];
+      Step::replay(state.rows, vectors, staged.factors[t], kept);
+      finish_token(params, place, tokens, staged.first + t, state);
+    }
+    return t;
+  }
+  // Leaves a token's changes in the place of its values.
+  __device__ static void leave_changes(const Place& place, Tile& tile, int32_t t,
+                                       const typename Step::Changes& changes) {
+    if (!Step::kHasDeltaRule || place.column != 0) return;
+#pragma unroll
+    for (int r = 0; r < Shape::kRows; ++r) {
+      tile.values[t][Place::row_in_block() + r * Shape::kStep] = changes.of[r];
+    }
+  }
+
+  // The tokens of a tile from `begin` on. Sums of eight tokens' results meet in one exchange, after
   // which lane l has those of token l. Replayed tokens have no result.
   __device__ static void run_tile(const Params& params, const Place& place,
-                                  const RequestTokens& tokens, const Staged& staged, State& state) {
+                                  const RequestTokens& tokens, const Staged& staged, int32_t begin,
+                                  State& state) {
     constexpr int kGroup = Shape::kRowLanes;
-    const Tile& tile = *staged.tile;
+    Tile& tile = *staged.tile;
     const int32_t first = staged.first, count = staged.count;
     const int32_t row = Place::row_in_block();
 #pragma unroll 1
-    for (int32_t begin = 0; begin < count; begin += kGroup) {
+    for (; begin < count; begin += kGroup) {
       float parts[Shape::kRows][kGroup] = {};
 #pragma unroll
       for (int i = 0; i < kGroup; ++i) {
@@ -116,7 +157,7 @@ struct RecurrenceConfig {
         float values[Shape::kRows];
 #pragma unroll
         for (int r = 0; r < Shape::kRows; ++r) values[r] = tile.values[t][row + r * Shape::kStep];
-        Step::update(state.rows, vectors, staged.factors[t], values);
+        leave_changes(place, tile, t, Step::update(state.rows, vectors, staged.factors[t], values));
         if (!tokens.is_replayed(first + t)) {
 #pragma unroll
           for (int r = 0; r < Shape::kRows; ++r) {
@@ -141,7 +182,7 @@ struct RecurrenceConfig {
   // block that passes through longer code once waits for it to arrive.
   __device__ static void run_few(const Params& params, const Place& place,
                                  const RequestTokens& tokens, const Staged& staged, State& state) {
-    const Tile& tile = *staged.tile;
+    Tile& tile = *staged.tile;
     const int32_t row = Place::row_in_block();
 #pragma unroll 1
     for (int32_t t = 0; t < staged.count; ++t) {
@@ -151,8 +192,11 @@ struct RecurrenceConfig {
       float values[Shape::kRows], reads[Shape::kRows];
 #pragma unroll
       for (int r = 0; r < Shape::kRows; ++r) values[r] = tile.values[t][row + r * Shape::kStep];
-      Step::update(state.rows, vectors, staged.factors[t], values);
-      if (!tokens.is_replayed(token)) {
+      if (tokens.is_replayed(token)) {
+        Step::replay(state.rows, vectors, staged.factors[t], values);
+      } else {
+        if constexpr (Step::kHasDeltaRule) __syncwarp();  // all lanes have read the values
+        leave_changes(place, tile, t, Step::update(state.rows, vectors, staged.factors[t], values));
 #pragma unroll
         for (int r = 0; r < Shape::kRows; ++r) reads[r] = state.rows[r].partial_dot(vectors.out);
         sum_over_lanes<Shape>(reads);
@@ -199,7 +243,14 @@ struct RecurrenceConfig {
       if constexpr (Shape::kTokens == few) {
         run_few(params, place, tokens, staged, state);
       } else {
-        run_tile(params, place, tokens, staged, state);
+        int32_t replayed = 0;
+        if constexpr (Step::kHasDeltaRule) {
+          replayed = replay_tokens(params, place, tokens, staged, state);
+        }
+        run_tile(params, place, tokens, staged, replayed, state);
+      }
+      if (Step::kHasDeltaRule && tokens.drafts.drafts > 0) {
+        tiles[at].keep_changes(params, place, tokens, first);
       }
       __syncthreads();
     }

@@ -105,12 +105,12 @@ struct StateRows {
 template <class Shape>
 __device__ __noinline__ void keep_draft(const RecurrenceParams& params, StatePlace<Shape> place,
                                         RequestTokens tokens, int32_t token, TokenValues from) {
-  float* const row = tokens.kept_row(params, tokens.drafts.replayed + token - tokens.first_draft());
+  float* const row = tokens.draft_row(params, token);
   const int32_t first_row = place.first_row();
   const auto keep = [&](const float* values, int32_t count, int32_t at) {
     for (int32_t i = threadIdx.x; i < count; i += 32 * Shape::kWarps) row[at + i] = values[i];
   };
-  if (params.keeps_mixed) {
+  if (params.keeps_mixed && !RecurrenceStep<Shape>::kHasDeltaRule) {
     keep(from.values, min(Shape::kBlockRows, params.rows - first_row),
          params.values_at + place.head * params.rows + first_row);
   }
@@ -134,7 +134,7 @@ struct TokenTile {
   static constexpr bool kHasDecays = Shape::kKind == kda;  // for each column
 
   float in[Shape::kTile][kWidth], out[Shape::kTile][kWidth];
-  float values[Shape::kTile][Shape::kBlockRows];
+  float values[Shape::kTile][Shape::kBlockRows];  // changes of tokens that are done
   float log_decay[Shape::kTile], strength[Shape::kTile];
   alignas(16) float decays[kHasDecays ? Shape::kTile : 1][kHasDecays ? kWidth : 1];
 
@@ -183,6 +183,22 @@ struct TokenTile {
       keep_draft<Shape>(
           params, place, tokens, first + t,
           {in[t], nullptr, values[t], kHasDecays ? decays[t] : &log_decay[t], &strength[t]});
+    }
+  }
+
+  // Keeps the changes of drafts, of the rows of a warp, whose tokens are done.
+  __device__ void keep_changes(const RecurrenceParams& params, const StatePlace<Shape>& place,
+                               const RequestTokens& tokens, int32_t first) const {
+    constexpr int kWarpRows = Shape::kStep * Shape::kRows;
+    const auto thread = static_cast<int32_t>(threadIdx.x);
+    const int32_t at = thread / 32 * kWarpRows + thread % 32, row = place.first_row() + at;
+    const int32_t end = min(Shape::kTile, tokens.span.end - first);
+    __syncwarp();
+    if (thread % 32 >= kWarpRows || row >= params.rows) return;
+#pragma unroll 1
+    for (int32_t t = max(tokens.first_draft() - first, 0); t < end; ++t) {
+      float* const changes = tokens.draft_row(params, first + t) + params.kept.changes_at;
+      changes[place.head * params.rows + row] = values[t][at];
     }
   }
 

@@ -52,6 +52,12 @@ struct DraftsUnit : HeadPlace {
   }
 };
 
+// The tokens that are staged at a time.
+struct StagedRange {
+  int32_t first, count;
+  int32_t replayed;  // come first
+};
+
 template <class Shape>
 struct StagedTokens {
   static constexpr bool kHasDecays = Shape::kKind == kda;  // for each column

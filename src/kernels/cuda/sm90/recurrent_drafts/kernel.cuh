@@ -10,16 +10,17 @@
 //   state   registers ──► slot                      before the drafts of the pass
 #pragma once
 
-#include "kernels/cuda/sm90/recurrent_drafts/config.cuh"
+#include "kernels/cuda/sm90/recurrent_drafts/keep.cuh"
 
 namespace fovea::kernels::cuda {
 
 template <class Shape>
-struct RecurrentDrafts {
+struct RecurrentDrafts : KeepDrafts<Shape> {
   using Params = RecurrenceParams;
   using Memory = DraftsMemory<Shape>;
   using Unit = DraftsUnit<Shape>;
   using Staged = StagedTokens<Shape>;
+  using KeepDrafts<Shape>::lane_column;
   using Values = LaneValues<Shape>;
   using Step = RecurrenceStep<Shape>;
   using Vectors = TokenVectors<Shape>;
@@ -35,12 +36,8 @@ struct RecurrentDrafts {
   struct Work {
     Unit unit;
     int32_t index, number;  // among all units, and among the block's
-    bool is_staged;         // the state comes through shared memory
   };
-  // The tokens that are staged at a time.
-  struct TokenRange {
-    int32_t first, count;
-  };
+  using TokenRange = StagedRange;
   // The memory of a block, and its places from unit to unit.
   struct Stages {
     Memory& shared;
@@ -50,9 +47,6 @@ struct RecurrentDrafts {
 
   __device__ static int32_t units_of(const Params& params) {
     return params.requests * params.heads * params.tiles;
-  }
-  __device__ static int lane_column() {
-    return static_cast<int>(threadIdx.x) % Shape::kRowLanes * 4;
   }
   // Returns the first of a thread's rows in a unit; the others follow at intervals of kStep.
   __device__ static int lane_row() {
@@ -131,44 +125,6 @@ struct RecurrentDrafts {
     }
   }
 
-  // Keeps the unit's part of the vectors and gates of a draft, which eight lanes have. Units of a
-  // head share its gates, heads of a group share keys: the first one keeps these.
-  __device__ static void keep_vectors(const Params& params, const Unit& unit, int32_t token,
-                                      const Vectors& vectors, float log_decay, float strength) {
-    if (unit.row > 0) return;
-    const RequestTokens& tokens = unit.tokens;
-    float* const row =
-        tokens.kept_row(params, tokens.drafts.replayed + token - tokens.first_draft());
-    if (params.keeps_mixed && unit.head == unit.key_head * params.key_group) {
-      vectors.in.template store_as<f32>(row + params.in_at + unit.key_head * Shape::kColumns +
-                                        lane_column());
-    }
-    if constexpr (Shape::kKind == lightning) return;
-    float* const decays = row + TokenPlace<Shape>::decays_at(params, unit);
-    if constexpr (Staged::kHasDecays) {
-      vectors.decays.template store_as<f32>(decays + lane_column());
-    } else if (lane_column() == 0) {
-      *decays = log_decay;
-    }
-    if (lane_column() == 0) row[params.kept.betas_at + unit.head] = strength;
-  }
-  __device__ static void keep_values(const Params& params, const Unit& unit, TokenRange range,
-                                     const Staged& staged) {
-    const auto [first, count] = range;
-    constexpr int kFours = Shape::kBlockRows / 4;
-    const RequestTokens& tokens = unit.tokens;
-    const int32_t draft = max(tokens.first_draft() - first, 0);
-#pragma unroll 1
-    for (int32_t i = kThreads - 1 - static_cast<int32_t>(threadIdx.x) + draft * kFours;
-         i < count * kFours; i += kThreads) {
-      const int32_t t = i / kFours, at = i % kFours * 4;
-      float* const row =
-          tokens.kept_row(params, tokens.drafts.replayed + first + t - tokens.first_draft());
-      *reinterpret_cast<float4*>(row + params.values_at + unit.head * params.rows + unit.row + at) =
-          *reinterpret_cast<const float4*>(&staged.values[t][at]);
-    }
-  }
-
   __device__ static void load_vectors(const Staged& staged, int32_t t, Vectors& vectors) {
     vectors.in.load(staged.in[t] + lane_column());
     if constexpr (Staged::kHasDecays) vectors.decays.load(staged.decays[t] + lane_column());
@@ -178,10 +134,10 @@ struct RecurrentDrafts {
   // The first warps find factors, the others keep values.
   __device__ static void prepare(const Params& params, const Unit& unit, TokenRange range,
                                  Memory& shared, Staged& staged) {
-    const auto [first, count] = range;
+    const int32_t first = range.first, count = range.count;
     const int32_t t = static_cast<int32_t>(threadIdx.x) / Shape::kRowLanes;
-    if (unit.tokens.drafts.drafts > 0 && params.keeps_mixed) {
-      keep_values(params, unit, range, staged);
+    if (!Step::kHasDeltaRule && unit.tokens.drafts.drafts > 0 && params.keeps_mixed) {
+      KeepDrafts<Shape>::keep_values(params, unit, range, staged);
     }
     if (threadIdx.x / 32 * Shape::kStep >= count) return;
     const int32_t own = min(t, count - 1);
@@ -192,7 +148,7 @@ struct RecurrentDrafts {
     const float strength = Shape::kKind == lightning ? 1.0f : staged.strength[own];
     const bool is_draft = unit.tokens.drafts.drafts > 0 && first + t >= unit.tokens.first_draft();
     if (t < count && is_draft) {
-      keep_vectors(params, unit, first + t, vectors, log_decay, strength);
+      KeepDrafts<Shape>::keep_vectors(params, unit, first + t, vectors, log_decay, strength);
     }
     vectors.exponentiate();
     const TokenFactors factors = Step::factors_of(params, vectors, log_decay, strength);
@@ -219,22 +175,51 @@ struct RecurrentDrafts {
     return params.result + token * params.result_stride +
            static_cast<int64_t>(unit.head) * params.rows + unit.row + own_row();
   }
+  // True for lanes below kRows of a row's eight.
+  __device__ static bool has_change() {
+    return static_cast<int>(threadIdx.x % Shape::kRowLanes) < Shape::kRows;
+  }
   // True for lanes from kRows to 2 * kRows - 1 of a row's eight.
   __device__ static bool has_result() {
     return static_cast<int>(threadIdx.x % Shape::kRowLanes) / Shape::kRows == 1;
   }
 
-  // The sums of a token's result are exchanged together with those of the next token's update,
-  // whose vectors arrive from shared memory meanwhile. Rows of 16 bits leave no registers for that,
-  // because they are rounded after each token.
+  // Takes the replayed tokens into the state.
+  __device__ static void replay_tokens(const Params& params, const Unit& unit, TokenRange range,
+                                       const Memory& shared, const Staged& staged, Rows& rows) {
+    const StateSpan& span = unit.tokens.span;
+    const int32_t first = range.first, count = range.count, replayed = range.replayed;
+#pragma unroll 1
+    for (int32_t t = 0; t < replayed; ++t) {
+      Vectors vectors;
+      load_vectors(staged, t, vectors);
+      float kept[Shape::kRows];
+#pragma unroll
+      for (int r = 0; r < Shape::kRows; ++r) {
+        kept[r] = staged.values[t][lane_row() + r * Shape::kStep];
+      }
+      Step::replay(rows, vectors, shared.factors[t], kept);
+#pragma unroll
+      for (int r = 0; r < Shape::kRows; ++r) rows[r].template round<Shape::kState>();
+    }
+    // Without a token of the pass before its drafts, the state stays, unless it is new.
+    const bool is_new = replayed > 0 || (span.from_zero && first == span.begin);
+    if (count > 0 && is_new && first + replayed == unit.tokens.first_draft()) {
+      store_rows(params, unit, span.slot, rows);
+    }
+  }
+
+  // Computes the tokens behind the replayed ones. The sums of a token's result are exchanged
+  // together with those of the next token's update, whose vectors arrive from shared memory
+  // meanwhile. Rows of 16 bits leave no registers for that, because they are rounded after each
+  // token.
   __device__ static void run_tokens(const Params& params, const Unit& unit, TokenRange range,
-                                    const Memory& shared, const Staged& staged, Rows& rows) {
-    const auto [first, count] = range;
+                                    const Memory& shared, Staged& staged, Rows& rows) {
+    const int32_t first = range.first, count = range.count, begin = range.replayed;
     const RequestTokens& tokens = unit.tokens;
-    const int32_t replayed = tokens.drafts.replayed > 0 ? tokens.span.begin - first : 0;
-    const int32_t last = tokens.drafts.drafts > 0 ? tokens.first_draft() - 1 - first : -1;
+    const int32_t last = tokens.first_draft() - 1 - first;  // the state takes it in
     const int32_t* const snapshots = params.plan.snapshot_slots;
-    float* result = result_at(params, unit, first - 1);  // the place of the token before
+    float* result = result_at(params, unit, first + begin - 1);  // the place of the token before
     float reads[Shape::kRows] = {}, out_factor = 0, value = 0;
     constexpr bool kReadsAhead = Shape::kState == f32;
     Vectors vectors;
@@ -246,32 +231,31 @@ struct RecurrentDrafts {
       next_value = staged.values[t][own_row()];
     };
     const auto load_out = [&](int32_t t) { vectors.out.load(staged.out[t] + lane_column()); };
-    if constexpr (kReadsAhead) load_token(0);
+    if constexpr (kReadsAhead) load_token(min(begin, Shape::kTile - 1));
 #pragma unroll 1
-    for (int32_t t = 0; t < count; ++t, result += params.result_stride) {
+    for (int32_t t = begin; t < count; ++t, result += params.result_stride) {
       if constexpr (!kReadsAhead) load_token(t);
       const float value_before = value;
       value = next_value;
       if constexpr (kReadsAhead) load_out(t);
-      const float read = Step::update_by_own(rows, vectors, factors, value, reads);
-      if (t > replayed && t > 0 && has_result()) {
-        *result = Step::result_of(params, unit.head, out_factor, value_before, read);
+      const auto own = Step::update_by_own(rows, vectors, factors, value, reads);
+      if (t > begin && has_result()) {
+        *result = Step::result_of(params, unit.head, out_factor, value_before, own.read);
       }
+      if (Step::kHasDeltaRule && has_change()) staged.values[t][own_row()] = own.change;
       out_factor = factors.out;
       if constexpr (kReadsAhead) load_token(min(t + 1, count - 1));
-      if (t >= replayed) {
-        if constexpr (!kReadsAhead) load_out(t);
+      if constexpr (!kReadsAhead) load_out(t);
 #pragma unroll
-        for (int r = 0; r < Shape::kRows; ++r) reads[r] = rows[r].partial_dot(vectors.out);
-      }
+      for (int r = 0; r < Shape::kRows; ++r) reads[r] = rows[r].partial_dot(vectors.out);
 #pragma unroll
       for (int r = 0; r < Shape::kRows; ++r) rows[r].template round<Shape::kState>();
-      const int32_t snapshot = snapshots && t >= replayed ? snapshots[first + t] : -1;
+      const int32_t snapshot = snapshots ? snapshots[first + t] : -1;
       if (t == last || snapshot >= 0) {
         store_in(params, unit, t == last ? tokens.span.slot : -1, snapshot, rows);
       }
     }
-    if (count <= max(replayed, 0)) return;
+    if (begin >= count) return;  // to return before the loop takes more registers
     const float read = own_sum_over_lanes<Shape>(reads);
     if (has_result()) *result = Step::result_of(params, unit.head, out_factor, value, read);
   }
@@ -307,9 +291,11 @@ struct RecurrentDrafts {
     do {
       wait_copies<0>();
       __syncthreads();
-      if (first == tokens.begin() && work.is_staged) take_state(unit, stages, rows);
+      if (first == tokens.begin() && work.number > 0) take_state(unit, stages, rows);
       Staged& staged = shared.tokens[stages.tokens];
-      const TokenRange range = {first, min(Shape::kTile, end - first)};
+      const int32_t count = min(Shape::kTile, end - first);
+      const int32_t replayed = min(max(tokens.span.begin - first, 0), count);
+      const TokenRange range = {first, count, replayed};
       prepare(params, unit, range, shared, staged);
       __syncthreads();
       stages.tokens ^= 1;
@@ -319,25 +305,19 @@ struct RecurrentDrafts {
         start_next(params, work, stages);
       }
       commit_copies();
-      // Without a token before the drafts, the state stays. A new one is written once.
-      const bool is_new = tokens.span.from_zero && tokens.first_draft() == tokens.span.begin;
-      if (is_new && first == tokens.begin() && end > first) {
-        store_rows(params, unit, tokens.span.slot, rows);
-      }
+      replay_tokens(params, unit, range, shared, staged, rows);
       run_tokens(params, unit, range, shared, staged, rows);
+      if (Step::kHasDeltaRule && tokens.drafts.drafts > 0) {
+        KeepDrafts<Shape>::keep_changes(params, unit, range, staged);
+      }
       first += Shape::kTile;
     } while (first < end);
-    finish_unit(params, unit, rows);
+    if (!unit.runs()) clear_results(params, unit);
   }
 
-  __device__ static void finish_unit(const Params& params, const Unit& unit, Rows& rows) {
+  __device__ static void clear_results(const Params& params, const Unit& unit) {
     const StateSpan& span = unit.tokens.span;
-    if (unit.runs()) {
-      if (unit.tokens.drafts.drafts == 0) store_rows(params, unit, span.slot, rows);
-      return;
-    }
-    if (span.in_chunks) return;
-    if (!has_result()) return;
+    if (span.in_chunks || !has_result()) return;
     for (int32_t token = span.begin; token < span.end; ++token) {
       *result_at(params, unit, token) = 0;
     }
@@ -372,11 +352,11 @@ struct RecurrentDrafts {
     start_tokens(params, unit, unit.tokens.begin(), shared.tokens[0]);
     commit_copies();
     Stages stages = {shared};
-    run_unit(params, {unit, index, 0, false}, stages, rows);
+    run_unit(params, {unit, index, 0}, stages, rows);
 #pragma unroll 1
     for (int32_t number = 1; (index += step) < units; ++number) {
       const Unit next(params, index, shared.plans[number % 2]);
-      run_unit(params, {next, index, number, true}, stages, rows);
+      run_unit(params, {next, index, number}, stages, rows);
     }
   }
 };
