@@ -182,6 +182,19 @@ TEST_P(LinearDrafts, ARollbackIsALength) {
   }
 }
 
+// A request whose first pass has drafts alone finds an earlier request's state in its slot.
+TEST_P(LinearDrafts, ANewStateBeforeDraftsIsZero) {
+  const LinearData data = make_data(test());
+  const size_t longest = longest_of(test());
+  LinearRun run = run_over(data, kMaxDrafts);
+  const std::vector<float> want = run.run({{longest, 0, 9}});
+  std::vector<float> out = run.run_with({.drafts = {4}}, {{longest, 0, 4}});
+  out.resize(2 * width_of(test()));
+  const std::vector<float> rest = run.run({{longest, 2, 9}});
+  out.insert(out.end(), rest.begin(), rest.end());
+  EXPECT_EQ(out, want);
+}
+
 // Drafts count on the device alone: one captured pass serves any number of them, and any number of
 // accepted ones.
 TEST_P(LinearDrafts, GraphReplayEqualsEager) {
