@@ -187,7 +187,7 @@ class Layers {
   Shape shape_;
   Load load_;
   int32_t tokens_;
-  int32_t rows_;  // sets of inputs and outputs; states are those that no cache holds, if any
+  int32_t rows_;  // sets of inputs and outputs; one if states exceed the caches
   std::unique_ptr<StatePool> pool_;
   gpu::DeviceBuffer mixed_, weight_, log_decay_, beta_, out_, lists_;
   BatchView batch_;

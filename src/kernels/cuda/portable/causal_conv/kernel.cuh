@@ -27,7 +27,7 @@ struct CausalConvThread {
   using Weights = ConvWeights<kTaps, kChannels>;
   // Tokens whose inputs are on their way together.
   static constexpr int kTogether = 4;
-  // Inputs are loaded before those before them are used, as registers allow.
+  // The next inputs are loaded before the current ones are used, where registers allow it.
   static constexpr bool kAhead = kStep == outputs;
 
   struct Request : ConvRequest {
@@ -48,8 +48,8 @@ struct CausalConvThread {
       return kStep != windows && slots && token >= span.begin ? slots[token] : -1;
     }
 
-    // Returns how many tokens from `token` on to compute before the window may have to be stored,
-    // or before other tokens follow than the next.
+    // Returns how many tokens from `token` on can be computed together. They end where the window
+    // may have to be stored, and where the tokens do not follow each other.
     __device__ int32_t count_together(int32_t token, int32_t end) const {
       int32_t count = min(kTogether, end - token);
       if (kStep == requests && token < first_draft()) count = min(count, first_draft() - token);

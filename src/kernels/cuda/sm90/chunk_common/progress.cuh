@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How *_states follows *_chunks through a layer: it starts while *_chunks still runs, and loads the
+// *_states follows *_chunks through a layer: it starts while *_chunks still runs, and loads the
 // terms of a chunk once they are there.
 #pragma once
 

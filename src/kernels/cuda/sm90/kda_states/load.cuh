@@ -10,7 +10,7 @@ namespace fovea::kernels::cuda {
 __device__ __forceinline__ void load_keys(const KdaPrefillParams& params, WalkMemory& shared,
                                           const Walk& walk, Ring<kKeyStages>& ring) {
   const Progress progress = progress_of(params, params.value_heads, kKdaReaders);
-  int there = 0;  // chunks whose terms are
+  int there = 0;  // chunks whose terms have arrived
 #pragma unroll 1
   for (int n = 0; n < walk.chunks; ++n, ring.advance()) {
     if (n == there) there += progress.wait(walk.first_chunk + n, walk.chunks - n);

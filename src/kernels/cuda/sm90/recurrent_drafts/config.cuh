@@ -55,7 +55,7 @@ struct DraftsUnit : HeadPlace {
 // The tokens that are staged at a time.
 struct StagedRange {
   int32_t first, count;
-  int32_t replayed;  // come first
+  int32_t replayed;  // the first ones
 };
 
 template <class Shape>

@@ -6,7 +6,8 @@
 //   unit    rows of one head's state of one request; blocks walk over units
 //   state   slot ──► shared memory ──► registers    the copy of the next one begins here
 //   tokens  kTile of them ──► shared memory         while those before them are computed
-//           steps in registers                      the bits of portable/recurrence
+//           steps in registers                      the bits of portable/recurrence; replayed ones
+//                                                   need no sums
 //   state   registers ──► slot                      before the drafts of the pass
 #pragma once
 
@@ -255,7 +256,7 @@ struct RecurrentDrafts : KeepDrafts<Shape> {
         store_in(params, unit, t == last ? tokens.span.slot : -1, snapshot, rows);
       }
     }
-    if (begin >= count) return;  // to return before the loop takes more registers
+    if (begin >= count) return;  // before the loop it costs registers
     const float read = own_sum_over_lanes<Shape>(reads);
     if (has_result()) *result = Step::result_of(params, unit.head, out_factor, value, read);
   }
