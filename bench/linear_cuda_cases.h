@@ -52,6 +52,7 @@ inline constexpr Shape kShapes[] = {
     {"mamba1 8192 alone", AttentionKind::mamba1, kMamba1},
     {"conv 8192", AttentionKind::short_conv, channels(8192)},
     {"conv 10240", AttentionKind::short_conv, channels(10240)},
+    {"conv 12288", AttentionKind::short_conv, channels(12288)},
 };
 
 struct Load {

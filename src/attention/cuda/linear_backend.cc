@@ -159,6 +159,7 @@ class CudaLinear final : public CudaBackendBase {
   bool keeps_drafts() const { return states()->marks() != nullptr; }
   cuda::KeptInputs kept_inputs(const StateLayerView& state) const;
   cuda::TokensOfRequest tokens_of_request() const;
+  bool runs_drafts() const { return drafts_ && has_few_tokens(); }
   bool has_few_tokens() const { return tokens_of_request() != cuda::TokensOfRequest::any; }
   void convolve(const LinearTensors& linear, const StateLayerView& state, float* out,
                 int64_t token_stride, gpu::Launcher launcher);
@@ -275,6 +276,9 @@ void CudaLinear::convolve(const LinearTensors& linear, const StateLayerView& sta
     std::tie(conv.replayed_begin, conv.replayed_end) = replayed_channels(spec(), params_);
   }
   conv.width = spec().linear.conv_width;
+  // Blocks of drafts take all registers of a multiprocessor. Where they start among blocks of the
+  // convolution, these split the registers, and a block waits until another one has ended.
+  conv.next_waits = runs_drafts();
   conv_.run(conv, batch().requests, batch().tokens, has_few_tokens(), launcher);
 }
 
@@ -303,7 +307,7 @@ void CudaLinear::run_layer(const LayerTensors& tensors, gpu::Launcher launcher) 
   params_.keeps_mixed = !convolves;
   if (decode_ && one_token_ && !keeps_drafts() && decode_->is_faster(params_)) {
     decode_->run(params_, launcher);
-  } else if (drafts_ && has_few_tokens()) {
+  } else if (runs_drafts()) {
     drafts_->run(params_, launcher);
   } else {
     recurrence_.run(params_, batch().requests, tokens_of_request(), launcher);

@@ -90,6 +90,7 @@ struct CausalConvKernelParams {
   int32_t dim, width;
   int32_t vectors;  // a thread takes four channels, whose values are vectors in memory
   int32_t tile;
+  int32_t next_waits;  // the next kernel starts once this one has ended
 };
 
 // Type of states in memory. States of 16 bits are rounded after every token, which reads them

@@ -200,7 +200,8 @@ struct CausalConvThread {
   // the outputs of replayed drafts.
   __device__ static void convolve_request(const Channels& channels) {
     const Weights weights(channels);
-    wait_and_allow_next();
+    wait_for_previous_kernel();
+    if (!channels.params.next_waits) allow_next_kernel();
     const Request request(channels, static_cast<int32_t>(blockIdx.y));
     const StateSpan& span = request.span;
     if (span.slot < 0) {

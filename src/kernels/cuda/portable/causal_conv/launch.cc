@@ -16,7 +16,7 @@ constexpr int64_t kMaxGrid = 65535;  // y of a grid
 // before them, 29 are groups of four.
 constexpr int64_t kTile = 29, kFewTokens = 8;
 // With fewer blocks a multiprocessor, threads of one channel each finish earlier.
-constexpr int64_t kMinBlocks = 2;
+constexpr int64_t kMinBlocks = 4;
 
 // True if weights, windows and rows of x, y and drafts are vectors of four channels.
 bool has_vectors(const CausalConvKernelParams& params) {
@@ -51,6 +51,7 @@ void CausalConv::run(CausalConvKernelParams params, int32_t requests, int32_t to
                      gpu::Launcher launcher) const {
   const int64_t few_blocks = ceil_div<int64_t>(params.dim, 4 * outputs_.row_tile()) * requests;
   params.vectors = has_vectors(params) && (!are_few || few_blocks >= kMinBlocks * multiprocessors_);
+  params.next_waits = params.next_waits && are_few && params.vectors;
   const int32_t channels = outputs_.row_tile() * (params.vectors ? 4 : 1);
   const auto blocks = static_cast<uint32_t>(ceil_div(params.dim, channels));
   if (are_few) {

@@ -24,7 +24,7 @@ class CausalConv {
              gpu::KernelStore& store);
 
   // Enqueues the convolution of up to `tokens` tokens of `requests` requests. are_few: each request
-  // has few. Sets vectors and tile.
+  // has few. Sets vectors and tile, and clears next_waits where the next kernel finds room anyway.
   void run(CausalConvKernelParams params, int32_t requests, int32_t tokens, bool are_few,
            gpu::Launcher launcher) const;
 
