@@ -1,32 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tokens that a pass of a linear layer computes for a request, and the places of their inputs.
+// The places of the inputs of a token that a recurrence computes.
 #pragma once
 
 #include "kernels/cuda/common/recurrence.cuh"
+#include "kernels/cuda/common/request_tokens.cuh"
 
 namespace fovea::kernels::cuda {
-
-// The tokens of a request: replayed drafts before span.begin, then those of the batch.
-struct RequestTokens {
-  StateSpan span;
-  DraftSpan drafts = {};
-
-  __device__ int32_t begin() const { return span.begin - drafts.replayed; }
-  // Returns the first token that the state does not take in.
-  __device__ int32_t first_draft() const { return span.end - drafts.drafts; }
-  __device__ bool is_replayed(int32_t token) const {
-    return drafts.replayed > 0 && token < span.begin;
-  }
-  // Returns the row of draft number `index`, replayed ones included.
-  __device__ float* kept_row(const RecurrenceParams& params, int32_t index) const {
-    return params.kept.rows + span.slot * params.kept.slot_stride +
-           int64_t{drafts.row(index)} * params.kept.size;
-  }
-  // Returns the row of a draft of this pass.
-  __device__ float* draft_row(const RecurrenceParams& params, int32_t token) const {
-    return kept_row(params, drafts.replayed + token - first_draft());
-  }
-};
 
 // The addresses of a token's values for a head and the rows from a first one on.
 struct TokenValues {
@@ -54,7 +33,7 @@ struct TokenPlace : TokenValues {
     strength = params.strength + gate;
     const bool is_replayed = tokens.is_replayed(token);
     if (is_replayed) {
-      row = tokens.kept_row(params, token - tokens.begin());
+      row = tokens.kept_row(params.kept, token);
       if (Shape::kKind != lightning) log_decay = row + decays_at(params, place);
       strength = row + params.kept.betas_at + place.head;
     }

@@ -2,8 +2,7 @@
 // The channels of a thread: their weights, their windows and rows in memory.
 #pragma once
 
-#include "kernels/cuda/common/linear_params.h"
-#include "kernels/cuda/common/ptx.cuh"
+#include "kernels/cuda/common/request_tokens.cuh"
 
 namespace fovea::kernels::cuda {
 
@@ -19,30 +18,12 @@ struct ChannelValues {
   }
 };
 
-// A request, and the drafts that stand before and behind its tokens.
-struct ConvRequest {
-  StateSpan span;
-  DraftSpan drafts;
-
-  __device__ ConvRequest(const CausalConvKernelParams& params, int32_t request)
-      : span(load_span(params.plan.spans + request)),
-        drafts(params.plan.drafts ? params.plan.drafts[request] : DraftSpan{}) {}
-
-  // Loads a span by one instruction, which the compiler does not do by itself.
-  __device__ static StateSpan load_span(const StateSpan* from) {
-    const int4 words = *reinterpret_cast<const int4*>(from);
-    return {words.x, words.y, words.z, static_cast<int16_t>(words.w),
-            static_cast<int16_t>(words.w >> 16)};
-  }
-
-  __device__ int32_t first() const { return span.begin - drafts.replayed; }
-  __device__ int32_t first_draft() const { return span.end - drafts.drafts; }
-  // Returns the row of the slot's ring that keeps a replayed token or a draft of the span.
-  __device__ int32_t kept_row(int32_t token) const {
-    return drafts.row(token < span.begin ? token - first()
-                                         : drafts.replayed + token - first_draft());
-  }
-};
+// Loads a span by one instruction, which the compiler does not do by itself.
+__device__ inline StateSpan load_span(const StateSpan* from) {
+  const int4 words = *reinterpret_cast<const int4*>(from);
+  return {words.x, words.y, words.z, static_cast<int16_t>(words.w),
+          static_cast<int16_t>(words.w >> 16)};
+}
 
 // The channels of a thread.
 template <int kChannels>
@@ -96,9 +77,9 @@ struct ConvChannels {
     return params.x + static_cast<int64_t>(token) * params.dim;
   }
   __device__ float* y(int32_t token) const { return params.y + token * params.y_token_stride; }
-  __device__ float* kept(const ConvRequest& request, int32_t token) const {
-    return params.kept.rows + request.span.slot * params.kept.slot_stride +
-           int64_t{request.kept_row(token)} * params.kept.size;
+  __device__ RequestTokens tokens(int32_t request) const {
+    const LinearPlan& plan = params.plan;
+    return {load_span(plan.spans + request), plan.drafts ? plan.drafts[request] : DraftSpan{}};
   }
   __device__ float* window(int32_t slot) const {
     return params.state + slot * params.state_slot_stride +

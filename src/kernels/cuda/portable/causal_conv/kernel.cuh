@@ -30,11 +30,12 @@ struct CausalConvThread {
   // The next inputs are loaded before the current ones are used, where registers allow it.
   static constexpr bool kAhead = kStep == outputs;
 
-  struct Request : ConvRequest {
+  struct Request : RequestTokens {
     const Channels& channels;
 
     __device__ Request(const Channels& channels, int32_t request)
-        : ConvRequest(channels.params, request), channels(channels) {}
+        : RequestTokens(channels.tokens(request)), channels(channels) {}
+    __device__ float* kept(int32_t token) const { return kept_row(channels.params.kept, token); }
 
     __device__ void clear_outputs(int32_t begin, int32_t end) const {
       Values zeros;
@@ -76,7 +77,7 @@ struct CausalConvThread {
       for (int i = 0; i < kTogether; ++i) {
         const int32_t at = token + i;
         if (at >= end) continue;
-        inputs[i] = channels.load(at < span.begin ? channels.kept(*this, at) : channels.x(at));
+        inputs[i] = channels.load(at < span.begin ? kept(at) : channels.x(at));
       }
     }
 
@@ -84,14 +85,14 @@ struct CausalConvThread {
     __device__ void store(int32_t token, const Values& output, const Values& input) const {
       float* const row = channels.y(token);
       if (kStep != outputs && token < span.begin) {
-        channels.store(channels.kept(*this, token), output);
+        channels.store(kept(token), output);
       } else if (kStep == outputs && span.in_chunks) {
         channels.store_rounded(row, output);
       } else if (kStep != windows) {
         channels.store(row, output);
       }
       if (kStep != windows && token >= first_draft()) {
-        channels.store(channels.kept(*this, token), input);
+        channels.store(kept(token), input);
       }
     }
 
@@ -130,16 +131,16 @@ struct CausalConvThread {
       }
     }
 
-    // Computes the outputs of tokens from `begin` on. Those before fill the window.
-    __device__ void convolve(const Weights& weights, int32_t begin, int32_t end) const {
+    // Computes the outputs of tokens from `from` on. Those before fill the window.
+    __device__ void convolve(const Weights& weights, int32_t from, int32_t end) const {
       const Params& params = channels.params;
-      const int32_t kept = params.width - 1;
-      int32_t token = max(first(), begin - kept);
+      const int32_t inputs_before = params.width - 1;
+      int32_t token = max(begin(), from - inputs_before);
       Values inputs[kTogether];
       load(inputs, token, end);
       Window window;
       window.clear();
-      if (token == first() && !span.from_zero) window.load(channels, span.slot);
+      if (token == begin() && !span.from_zero) window.load(channels, span.slot);
       int32_t snapshot = -1;
 #pragma unroll 1
       while (true) {
@@ -153,17 +154,19 @@ struct CausalConvThread {
         if (token >= end) return;
         const int32_t count = count_together(token, end);
         int32_t following = token + count;
-        if (kStep == windows && following >= span.begin) following = max(following, end - kept);
+        if (kStep == windows && following >= span.begin) {
+          following = max(following, end - inputs_before);
+        }
         Values next[kTogether];
         if (kAhead) load(next, following, end);
-        const bool is_plain = token >= begin && token + count <= first_draft();
+        const bool is_plain = token >= from && token + count <= first_draft();
         if (kStep == outputs && kChannels > 1 && count == kTogether && is_plain) {
           convolve_together(weights, inputs, token, window);
         } else {
 #pragma unroll 1
           for (int32_t at = token; at < token + count; ++at) {
             window.add(inputs[0]);
-            if (at >= begin) store(at, weights.output(window, params.plain != 0), inputs[0]);
+            if (at >= from) store(at, weights.output(window, params.plain != 0), inputs[0]);
 #pragma unroll
             for (int i = 0; i + 1 < kTogether; ++i) inputs[i] = inputs[i + 1];
           }
@@ -212,7 +215,7 @@ struct CausalConvThread {
       const int32_t end = kStep == requests ? span.end : request.first_draft();
       const bool replays = request.drafts.replayed > 0 && channels.replay();
       const int32_t behind = kStep == requests ? span.begin : end;
-      request.convolve(weights, replays ? request.first() : behind, end);
+      request.convolve(weights, replays ? request.begin() : behind, end);
     }
   }
 

@@ -98,7 +98,7 @@ struct RecurrenceConfig {
     keep_draft<Shape>(params, place, tokens, token,
                       TokenPlace<Shape>(params, place, tokens, place.first_row(), token));
     if (!Step::kHasDeltaRule || place.column != 0) return;
-    float* const to = tokens.draft_row(params, token) + params.kept.changes_at;
+    float* const to = tokens.kept_row(params.kept, token) + params.kept.changes_at;
 #pragma unroll
     for (int r = 0; r < Shape::kRows; ++r) {
       if (!State::exists(params, place, r)) continue;

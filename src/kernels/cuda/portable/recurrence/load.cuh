@@ -105,7 +105,7 @@ struct StateRows {
 template <class Shape>
 __device__ __noinline__ void keep_draft(const RecurrenceParams& params, StatePlace<Shape> place,
                                         RequestTokens tokens, int32_t token, TokenValues from) {
-  float* const row = tokens.draft_row(params, token);
+  float* const row = tokens.kept_row(params.kept, token);
   const int32_t first_row = place.first_row();
   const auto keep = [&](const float* values, int32_t count, int32_t at) {
     for (int32_t i = threadIdx.x; i < count; i += 32 * Shape::kWarps) row[at + i] = values[i];
@@ -197,7 +197,7 @@ struct TokenTile {
     if (thread % 32 >= kWarpRows || row >= params.rows) return;
 #pragma unroll 1
     for (int32_t t = max(tokens.first_draft() - first, 0); t < end; ++t) {
-      float* const changes = tokens.draft_row(params, first + t) + params.kept.changes_at;
+      float* const changes = tokens.kept_row(params.kept, first + t) + params.kept.changes_at;
       changes[place.head * params.rows + row] = values[t][at];
     }
   }

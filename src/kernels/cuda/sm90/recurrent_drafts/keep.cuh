@@ -24,7 +24,7 @@ struct KeepDrafts {
   __device__ static void keep_vectors(const Params& params, const Unit& unit, int32_t token,
                                       const Vectors& vectors, float log_decay, float strength) {
     if (unit.row > 0) return;
-    float* const row = unit.tokens.draft_row(params, token);
+    float* const row = unit.tokens.kept_row(params.kept, token);
     if (params.keeps_mixed && unit.head == unit.key_head * params.key_group) {
       vectors.in.template store_as<f32>(row + params.in_at + unit.key_head * Shape::kColumns +
                                         lane_column());
@@ -48,7 +48,7 @@ struct KeepDrafts {
     for (int32_t i = kThreads - 1 - static_cast<int32_t>(threadIdx.x) + draft * kFours;
          i < count * kFours; i += kThreads) {
       const int32_t t = i / kFours, at = i % kFours * 4;
-      float* const row = tokens.draft_row(params, first + t);
+      float* const row = tokens.kept_row(params.kept, first + t);
       *reinterpret_cast<float4*>(row + params.values_at + unit.head * params.rows + unit.row + at) =
           *reinterpret_cast<const float4*>(&staged.values[t][at]);
     }
@@ -66,7 +66,7 @@ struct KeepDrafts {
 #pragma unroll 1
     for (int32_t t = max(unit.tokens.first_draft() - first, 0) + thread % 32 / kWarpRows; t < count;
          t += kTogether) {
-      float* const changes = unit.tokens.draft_row(params, first + t) + params.kept.changes_at;
+      float* const changes = unit.tokens.kept_row(params.kept, first + t) + params.kept.changes_at;
       changes[unit.head * params.rows + unit.row + row] = staged.values[t][row];
     }
   }
