@@ -22,9 +22,12 @@ enum class ToolCallFormat : uint8_t {
   qwen3_coder,
   // <tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>, as GLM-4.5 does
   glm4,
+  // <|tool_call_start|>[name(key=value, ...), ...]<|tool_call_end|> with literals of Python, as
+  // LFM2 does, or with the objects of hermes
+  lfm2,
 };
 
-// Returns the format that a chat template writes into the history.
+// Returns the format of the models that a chat template is made for.
 ToolCallFormat tool_call_format(std::string_view chat_template);
 
 struct ToolCall {
@@ -54,7 +57,7 @@ class ToolCallParser {
 
  private:
   void read(Output& output, bool ends);
-  // Reads formats with <tool_call> and </tool_call> around a call.
+  // Reads formats with a tag on either side of calls.
   void read_tagged(Output& output, bool ends);
   void read_llama3(Output& output, bool ends);
   void read_mistral(Output& output, bool ends);

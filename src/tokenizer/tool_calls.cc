@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "tokenizer/python_calls.h"
 #include "tokenizer/tool_values.h"
 
 namespace fovea {
@@ -12,8 +13,18 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::string_view kOpen = "<tool_call>", kClose = "</tool_call>",
-                           kMistral = "[TOOL_CALLS]", kArguments = "[ARGS]",
+// Calls stand between two of them.
+struct Tags {
+  std::string_view open, close;
+};
+constexpr Tags kTags = {"<tool_call>", "</tool_call>"};
+constexpr Tags kLfm2Tags = {"<|tool_call_start|>", "<|tool_call_end|>"};
+
+constexpr Tags tags_of(ToolCallFormat format) {
+  return format == ToolCallFormat::lfm2 ? kLfm2Tags : kTags;
+}
+
+constexpr std::string_view kMistral = "[TOOL_CALLS]", kArguments = "[ARGS]",
                            kPython = "<|python_tag|>";
 
 // Returns the arguments in one line: an object, or a text that holds one.
@@ -56,19 +67,21 @@ std::vector<ToolCall> calls_of(std::string_view text) {
 
 ToolCallFormat tool_call_format(std::string_view chat_template) {
   const auto has = [&](std::string_view part) { return chat_template.find(part) != part.npos; };
-  if (has(kOpen)) {
+  if (has(kTags.open)) {
     if (has("<function=")) return ToolCallFormat::qwen3_coder;
     return has("<arg_key>") ? ToolCallFormat::glm4 : ToolCallFormat::hermes;
   }
   if (has(kMistral) || has("[AVAILABLE_TOOLS]")) return ToolCallFormat::mistral;
+  // Neither LFM2's template nor that of LFM2.5, which has no marks around the list, writes calls.
+  if (has("<|tool_list_start|>") || has("List of tools: [")) return ToolCallFormat::lfm2;
   if (has("ipython") && has("\"parameters\": ")) return ToolCallFormat::llama3;
   return ToolCallFormat::none;
 }
 
 bool ToolCallParser::is_mark(std::string_view special_token) {
-  constexpr std::string_view kMarks[] = {kOpen,        kClose,        kMistral,
-                                         kArguments,   kPython,       "<arg_key>",
-                                         "</arg_key>", "<arg_value>", "</arg_value>"};
+  constexpr std::string_view kMarks[] = {
+      kTags.open, kTags.close, kLfm2Tags.open, kLfm2Tags.close, kMistral,      kArguments,
+      kPython,    "<arg_key>", "</arg_key>",   "<arg_value>",   "</arg_value>"};
   return std::ranges::find(kMarks, special_token) != std::end(kMarks);
 }
 
@@ -106,6 +119,10 @@ void ToolCallParser::read(Output& output, bool ends) {
 
 std::vector<ToolCall> ToolCallParser::tagged_calls(std::string_view text) const {
   if (format_ == ToolCallFormat::hermes) return calls_of(text);
+  if (format_ == ToolCallFormat::lfm2) {
+    const std::vector<ToolCall> calls = calls_of(text);
+    return calls.empty() ? read_python_calls(text) : calls;
+  }
   const std::optional<ToolCall> call = format_ == ToolCallFormat::glm4
                                            ? read_glm4_call(text, schemas_)
                                            : read_qwen3_coder_call(text, schemas_);
@@ -140,25 +157,26 @@ bool ToolCallParser::skip_to_mark(std::string_view mark, Output& output, bool en
 }
 
 void ToolCallParser::read_tagged(Output& output, bool ends) {
+  const Tags tags = tags_of(format_);
   while (true) {
     if (!inside_) {
-      if (!skip_to_mark(kOpen, output, ends)) return;
+      if (!skip_to_mark(tags.open, output, ends)) return;
       inside_ = true;
     }
-    const size_t close = held_.find(kClose);
+    const size_t close = held_.find(tags.close);
     if (close == held_.npos && !ends) return;
     // A model may end its answer without the last mark.
     const std::string_view text = std::string_view(held_).substr(0, close);
     std::vector<ToolCall> calls = tagged_calls(trimmed(text));
     inside_ = false;
     if (calls.empty()) {
-      output.content.append(before_).append(kOpen).append(text);
-      if (close != held_.npos) output.content += kClose;
+      output.content.append(before_).append(tags.open).append(text);
+      if (close != held_.npos) output.content += tags.close;
     } else {
       has_calls_ = true;
       output.calls.insert(output.calls.end(), calls.begin(), calls.end());
     }
-    held_.erase(0, close == held_.npos ? close : close + kClose.size());
+    held_.erase(0, close == held_.npos ? close : close + tags.close.size());
     if (held_.empty()) return;
   }
 }

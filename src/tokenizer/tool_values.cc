@@ -10,8 +10,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int kMaxDepth = 64;
-
 Json parsed(std::string_view text) { return Json::parse(text, nullptr, false); }
 
 // Returns true if the schema's `type` is the name or has it in a list.
@@ -98,7 +96,7 @@ size_t json_end(std::string_view text) {
     } else if (byte == '"') {
       quoted = true;
     } else if (byte == '{' || byte == '[') {
-      if (++depth > kMaxDepth) return text.npos;
+      if (++depth > kMaxValueDepth) return text.npos;
     } else if (byte == '}' || byte == ']') {
       if (--depth == 0) return i + 1;
     }

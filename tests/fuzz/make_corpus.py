@@ -315,7 +315,9 @@ def tool_calls():
             ("qwen3_coder", "a <tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n<parameter=c>\n[1]\n"
              "</parameter>\n</function>\n</tool_call>"),
             ("glm4", "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n<arg_key>b</arg_key>"
-             "<arg_value>null</arg_value>\n</tool_call><tool_call>g</tool_call>"))):
+             "<arg_value>null</arg_value>\n</tool_call><tool_call>g</tool_call>"),
+            ("lfm2", "<|tool_call_start|>[f(a='x\\u00e9', b=[1, (True, None)]), g(c={\"d\": -2.5})]"
+             "<|tool_call_end|>a <|tool_call_start|>[]<|tool_call_end|>"))):
         write("tool_calls", name, bytes([number + 1, 3]) + text.encode())
 
 

@@ -198,7 +198,7 @@ inline ToolCallParser::Output parse_calls(ToolCallFormat format, std::string_vie
 inline void read_tool_calls(std::span<const uint8_t> data) {
   if (data.size() < 2) return;
   const std::string_view bytes(reinterpret_cast<const char*>(data.data()), data.size());
-  const auto format = static_cast<ToolCallFormat>(data[0] % 6);
+  const auto format = static_cast<ToolCallFormat>(data[0] % 7);
   const auto whole = parse_calls(format, bytes.substr(2), bytes.size());
   const auto pieces = parse_calls(format, bytes.substr(2), data[1] % 16 + 1);
   require(whole.content == pieces.content && whole.calls.size() == pieces.calls.size());

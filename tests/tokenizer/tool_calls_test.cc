@@ -145,6 +145,53 @@ const std::vector<Case>& cases_without_quotes() {
   return kCases;
 }
 
+// Calls in Python.
+const std::vector<Case>& python_cases() {
+  static const auto called = [](const std::string& text) {
+    return "<|tool_call_start|>" + text + "<|tool_call_end|>";
+  };
+  static const auto read = [](const std::string& text, std::vector<ToolCall> calls) {
+    return Case{ToolCallFormat::lfm2, called(text), "", std::move(calls)};
+  };
+  static const auto refused = [](const std::string& text) {
+    return Case{ToolCallFormat::lfm2, called(text) + " ok", called(text) + " ok", {}};
+  };
+  static const std::vector<Case> kCases = {
+      {ToolCallFormat::lfm2,
+       "I look. " + called(R"([f(text="Rome", number=-2.5e1), g()])") + "Wait.",
+       "I look.Wait.",
+       {{"f", R"({"text":"Rome","number":-25.0})"}, {"g", "{}"}}},
+      {ToolCallFormat::lfm2, "<|tool_call_start|>[f(a=1)]", "", {{"f", R"({"a":1})"}}},
+      {ToolCallFormat::lfm2, "<|tool_call_start|>[f(a=", "<|tool_call_start|>[f(a=", {}},
+      {ToolCallFormat::lfm2, "a <|tool_call_st", "a <|tool_call_st", {}},
+      read("files.find_all( a = True , b = False, c=None, d=true, e=null, )",
+           {{"files.find_all", R"({"a":true,"b":false,"c":null,"d":true,"e":null})"}}),
+      read(R"([f(a=[1, [], ("x",), {}], b={'k': {"l": [2.5]}, "m": 'n',},)])",
+           {{"f", R"({"a":[1,[],["x"],{}],"b":{"k":{"l":[2.5]},"m":"n"}})"}}),
+      read(R"([f(a='it\'s "so"', b="\x41\u00e9\U0001F600\d\n", c="),]")])",
+           {{"f", "{\"a\":\"it's \\\"so\\\"\",\"b\":\"Aé😀\\\\d\\n\",\"c\":\"),]\"}"}}),
+      read("[f(a=\"\"\"one \"word\"\nand \\\nmore\"\"\", b='', c='a\nb')]",
+           {{"f", R"({"a":"one \"word\"\nand more","b":"","c":"a\nb"})"}}),
+      read("[f(a=1, a=2)]", {{"f", R"({"a":2})"}}),
+      read(R"([{"name": "f", "arguments": {"a": 1}}])", {{"f", R"({"a":1})"}}),
+      refused(""),
+      refused("[]"),
+      refused("f"),
+      refused("[f(1)]"),
+      refused("[f(a=b)]"),
+      refused("[f(a=1 b=2)]"),
+      refused("[f(a=1) g()]"),
+      refused("[f(a=1), ...]"),
+      refused("[f(a=g())]"),
+      refused("f(a=1), g()"),
+      refused("[f(a={1: 2})]"),
+      refused("[f(a=\"\\ud83d\")]"),
+      refused("[f(a=\"\\xz1\")]"),
+      refused("[f(a=\"open)]"),
+      refused("[f(a=" + std::string(100, '[') + std::string(100, ']') + ")]")};
+  return kCases;
+}
+
 void expect_output(const Case& expected, size_t piece) {
   SCOPED_TRACE(expected.text + ", in pieces of " + std::to_string(piece));
   ToolCallParser parser(expected.format, kTools);
@@ -165,7 +212,7 @@ void expect_output(const Case& expected, size_t piece) {
 }
 
 TEST(ToolCalls, AreFoundInPiecesOfAnySize) {
-  for (const auto* list : {&cases(), &cases_without_quotes()})
+  for (const auto* list : {&cases(), &cases_without_quotes(), &python_cases()})
     for (const Case& expected : *list)
       for (const size_t piece : {1, 2, 3, 5, 11, 1000}) expect_output(expected, piece);
 }
@@ -204,12 +251,15 @@ TEST(ToolCalls, FormatsAreRecognisedByTheTemplate) {
       {"smollm2", none},
       {"qwen3_coder", qwen3_coder},
       {"glm4", glm4},
+      {"lfm2", lfm2},
       {"gemma3", none}};
   for (const auto& [name, format] : kFormats) {
     std::ifstream file(FOVEA_SOURCE_DIR "/testdata/chat/" + name + ".jinja");
     const std::string source{std::istreambuf_iterator<char>(file), {}};
     EXPECT_EQ(tool_call_format(source), format) << name;
   }
+  // LFM2.5 has no marks around the list.
+  EXPECT_EQ(tool_call_format("{{ 'List of tools: [' + tools | tojson }}"), lfm2);
 }
 
 }  // namespace
