@@ -13,7 +13,7 @@
 namespace fovea {
 
 inline constexpr std::string_view kSpace = " \t\r\n";
-inline constexpr int kMaxValueDepth = 64;  // of lists and objects in each other
+inline constexpr int kMaxValueDepth = 64;  // lists and objects within each other
 
 // Removes white space at both ends.
 std::string_view trimmed(std::string_view text);
