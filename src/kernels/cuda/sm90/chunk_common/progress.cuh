@@ -50,6 +50,10 @@ __device__ __forceinline__ Progress progress_of(const ChunkParams& params, int h
           static_cast<uint32_t>(warps * params.value_heads * (params.value_dim / kBlockValues))};
 }
 
+// A producer's other lanes wait here for the one that loads. Without this they would wait for the
+// end of the preceding kernel, and the whole warp with them.
+__device__ __forceinline__ void rejoin_lanes() { __syncwarp(); }
+
 // Begins a kernel that follows the progress of the preceding one. Terms are read behind wait().
 // Everything else was written by kernels that the preceding one waited for before it let this one
 // start; the acquiring load drops what the multiprocessor may still hold of earlier contents.

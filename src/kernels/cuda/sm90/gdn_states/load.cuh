@@ -32,6 +32,7 @@ __device__ __forceinline__ void load_chunks(const GdnPrefillParams& params, Walk
       load_box(stage.q[box], params.q, full, key + box * kBoxWidth, token);
     }
   }
+  rejoin_lanes();
 }
 
 }  // namespace fovea::kernels::cuda

@@ -22,6 +22,7 @@ __device__ __forceinline__ void load_keys(const KdaPrefillParams& params, WalkMe
     load_bytes(&stage.terms, &params.terms[walk.term(params, n)].keys, kKeyBytes, full);
     load_box(stage.v, params.v, full, walk.value, walk.begin + n * kChunkTokens);
   }
+  rejoin_lanes();
 }
 __device__ __forceinline__ void load_queries(const KdaPrefillParams& params, WalkMemory& shared,
                                              const Walk& walk, Ring<kQueryStages>& ring) {
@@ -37,6 +38,7 @@ __device__ __forceinline__ void load_queries(const KdaPrefillParams& params, Wal
     load_bytes(&shared.queries[ring.stage].terms, &params.terms[walk.term(params, n)].queries,
                sizeof(KdaQueryTerms), full);
   }
+  rejoin_lanes();
 }
 
 }  // namespace fovea::kernels::cuda
