@@ -211,7 +211,13 @@ constexpr ChunkShape kChunkShapes[] = {
     {"chunks 16/32 8x2k", 8, 2048, 16, 32},
     {"chunks 16/32 4x8k", 4, 8192, 16, 32},
     {"chunks 4/8 1x1k", 1, 1024, 4, 8},
+    {"chunks 4/8 1x2k", 1, 2048, 4, 8},
+    {"chunks 4/8 1x4k", 1, 4096, 4, 8},
     {"chunks 4/8 1x16k", 1, 16384, 4, 8},
+    {"chunks 4/8 2x8k", 2, 8192, 4, 8},
+    {"chunks 4/8 8x2k", 8, 2048, 4, 8},
+    {"chunks 8/16 1x4k", 1, 4096, 8, 16},
+    {"chunks 8/16 1x16k", 1, 16384, 8, 16},
     {"chunks 16/64 1x8k", 1, 8192, 16, 64},
     {"kda chunks 32 1x1k", 1, 1024, 32, 32, true},
     {"kda chunks 32 1x4k", 1, 4096, 32, 32, true},
@@ -219,6 +225,9 @@ constexpr ChunkShape kChunkShapes[] = {
     {"kda chunks 32 8x2k", 8, 2048, 32, 32, true},
     {"kda chunks 32 4x8k", 4, 8192, 32, 32, true},
     {"kda chunks 16 1x8k", 1, 8192, 16, 16, true},
+    {"kda chunks 8 1x2k", 1, 2048, 8, 8, true},
+    {"kda chunks 8 1x4k", 1, 4096, 8, 8, true},
+    {"kda chunks 8 1x16k", 1, 16384, 8, 8, true},
 };
 
 // Products of a chunk and a value head in units of 64 x 64 x 128: two with the state and its
