@@ -25,6 +25,9 @@ struct Request {
   bool padding = false;    // slot -1
 };
 
+// Which requests are cut into segments, where multiprocessors are left for them.
+enum class Cuts { none, of_long_ones, of_all };
+
 struct Case {
   std::string name;
   int32_t key_heads, value_heads;
@@ -34,6 +37,7 @@ struct Case {
   float beta = 1;      // beta is in [0, beta)
   int32_t min_tokens = 1;
   bool is_kda = false;
+  Cuts cuts = Cuts::none;
 
   // Log decays of a token.
   int32_t decays() const { return value_heads * (is_kda ? kDim : 1); }

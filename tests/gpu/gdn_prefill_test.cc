@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <span>
 #include <string>
 #include <vector>
@@ -67,25 +68,42 @@ class GdnPrefillTest : public test::GpuKernelTest<::testing::TestWithParam<Case>
       tensors.l2_normalise_qk = test.l2_normalise;
       return tensors;
     }
+    // Replaces the inputs and states by those of a batch with as many tokens or fewer.
+    void fill(const Batch& batch) {
+      const auto copy = [](const gpu::DeviceBuffer& to, const auto& from) {
+        gpu::copy_to_device(to.data(), from.data(), from.size() * sizeof(from[0]), nullptr);
+      };
+      copy(q, batch.q);
+      copy(k, batch.k);
+      copy(v, batch.v);
+      copy(log_decay, batch.log_decay);
+      copy(beta, batch.beta);
+      copy(states, batch.states);
+    }
     Results results() const {
       return {to_host<float>(out, out_size), to_host<float>(states, states_size)};
     }
   };
+
+  ChunkPrefillSetup setup() const {
+    const Case& test = GetParam();
+    return {.kind = test.is_kda ? RecurrenceKind::kda : RecurrenceKind::delta,
+            .key_heads = test.key_heads,
+            .value_heads = test.value_heads,
+            .key_dim = kDim,
+            .value_dim = kDim,
+            .min_tokens = test.min_tokens,
+            .sm = context->info().sm,
+            .multiprocessors = context->info().cores,
+            .cuts_short_requests = test.cuts == Cuts::of_all};
+  }
 
   // Runs layers of one pass, whose requests are the same.
   std::vector<Results> run_layers(std::span<const Batch> batches) {
     const Case& test = GetParam();
     const Batch& batch = batches.front();
     const auto spans = to_device(spans_of(test, batch));
-    const ChunkPrefillSetup setup = {
-        .kind = test.is_kda ? RecurrenceKind::kda : RecurrenceKind::delta,
-        .key_heads = test.key_heads,
-        .value_heads = test.value_heads,
-        .key_dim = kDim,
-        .value_dim = kDim,
-        .min_tokens = test.min_tokens,
-        .sm = context->info().sm,
-        .multiprocessors = context->info().cores};
+    const ChunkPrefillSetup setup = this->setup();
     const ChunkPrefill prefill(setup, *store);
     const size_t bytes =
         ChunkPrefill::workspace_bytes(setup, batch.tokens() + kSpare, batch.requests());
@@ -190,9 +208,11 @@ TEST_P(GdnPrefillTest, AgreesWithFp64) {
   EXPECT_TRUE(same_bits(state(results.states, 0), state(batch.states, 0)));  // nobody's
 }
 
-// A request by itself, and in two pieces of which the first has whole chunks.
+// A request by itself, and in two pieces of which the first has whole chunks. Requests that are cut
+// into segments may change with what the batch leaves idle.
 TEST_P(GdnPrefillTest, OtherRequestsAndPiecesChangeNoBit) {
   const Case& test = GetParam();
+  if (test.cuts != Cuts::none) GTEST_SKIP() << "requests are cut";
   const Batch batch = make_batch(test);
   const Results together = run(batch);
   for (size_t i = 0; i < test.requests.size(); ++i) {
@@ -239,6 +259,45 @@ TEST_P(GdnPrefillTest, LayersOfAPassShareThePlan) {
   }
 }
 
+// Passes of other requests, of up to as many tokens. The workspace keeps what each one leaves.
+TEST_P(GdnPrefillTest, GraphsServeOtherRequests) {
+  const Case& test = GetParam();
+  const Batch most = make_batch(test);
+  std::vector<size_t> all(test.requests.size());
+  std::iota(all.begin(), all.end(), size_t{0});
+  const int32_t longest = std::ranges::max(test.requests, {}, &Request::tokens).tokens;
+  const Batch batches[] = {most, part_of(test, most, all, 0, longest / 2),
+                           part_of(test, most, std::span(all).first(1), 0, longest), most};
+  const ChunkPrefill prefill(setup(), *store);
+  const ChunkPrefillBatch view = {.requests = most.requests(), .tokens = most.tokens()};
+  const size_t bytes = ChunkPrefill::workspace_bytes(setup(), view.tokens, view.requests);
+  const auto workspace = to_device(std::vector<uint8_t>(bytes, 0xff));
+  Layer layer(most);
+  const auto spans = to_device(std::vector<StateSpan>(all.size()));
+  const gpu::OwnedStream stream;
+  const gpu::Graph graph = gpu::Graph::capture(stream.get(), [&](Stream captured) {
+    ChunkPrefillBatch batch = view;
+    batch.spans = spans.data<StateSpan>();
+    prefill.plan(batch, workspace.data(), captured);
+    prefill.run(batch, layer.tensors(), workspace.data(), captured);
+  });
+  for (const Batch& batch : batches) {
+    std::vector<StateSpan> own = spans_of(test, batch);
+    own.resize(all.size());
+    layer.fill(batch);
+    gpu::copy_to_device(spans.data(), own.data(), own.size() * sizeof(StateSpan), nullptr);
+    gpu::synchronize(nullptr);
+    graph.launch(stream.get());
+    gpu::synchronize(stream.get());
+    const Results results = layer.results();
+    for (size_t i = 0; i < batch.slots.size(); ++i) {
+      const int32_t tokens = batch.q_indptr[i + 1] - batch.q_indptr[i];
+      if (!in_chunks(test, tokens, batch.slots[i] < 0) || !test.is_compared(i)) continue;
+      expect_right(batch, results, i);
+    }
+  }
+}
+
 std::vector<Case> cases() {
   // small_: for the emulator. Padding between requests, so that the rows after a request are NaN.
   std::vector<Case> cases = {
@@ -248,7 +307,7 @@ std::vector<Case> cases() {
       {"small_negative_eigenvalues", 1, 1, {{192}}, true, 0.01f, 2},
       {"small_min_tokens", 1, 3, {{63}, {64, true}, {65}, {9, false, true}}, true, 0.2f, 1, 64},
       {"qwen3_next", 16, 32, {{1000}, {5, true}, {300, true}}},
-      {"long", 4, 8, {{2050, true}}},
+      {"long", 4, 8, {{2050, true}}, true, 0.2f, 1, 1, false, Cuts::of_long_ones},
       {"many_requests", 2, 8, std::vector<Request>(300, Request{66, true})},
       {"share_of_eight", 1, 8, {{500}}}};
   const size_t count = cases.size();
@@ -261,6 +320,24 @@ std::vector<Case> cases() {
   // From decays that keep nothing over a few tokens to those that keep nearly all.
   cases.push_back({"small_some_decay_kda", 1, 1, {{130, true}}, true, 5, 1, 1, true});
   cases.push_back({"small_weak_decay_kda", 1, 1, {{130, true}}, true, 0.01f, 1, 1, true});
+  // In segments: with one head of values and room for eight walks; borders and rests of all kinds,
+  // and requests that stay whole.
+  for (const bool is_kda : {false, true}) {
+    const auto add = [&](const char* name, std::vector<Request> requests, float decay, float beta,
+                         int32_t heads = 1) {
+      cases.push_back({std::string(name) + (is_kda ? "_kda" : ""), heads, heads,
+                       std::move(requests), true, decay, beta, 1, is_kda, Cuts::of_all});
+    };
+    add("small_cut", {{64 * 5 + 10, true}}, 0.2f, 1);
+    add("small_cut_of_whole_chunks", {{64 * 3}}, 0.01f, 1);
+    add("small_cut_strong_decay", {{64 * 4 + 1, true}}, 80, 1);
+    add("small_cut_weak_decay", {{64 * 12 - 1, true}}, 1e-3f, 2);
+    add("small_cut_mixture",
+        {{64 * 5, true}, {1, true}, {40, true, true}, {64 * 3 + 5}, {70, true}, {0}}, 0.1f, 1);
+    add("small_cut_two_heads", {{64 * 4 + 30, true}}, 0.1f, 1, 2);
+    add("cut_long", {{64 * 40 + 3, true}}, 1e-3f, 1, 4);
+    add("cut_many", std::vector<Request>(20, Request{64 * 9 + 5, true}), 0.05f, 1, 2);
+  }
   cases.push_back({"kimi_linear", 32, 32, {{700, true}, {5}, {64}}, true, 1, 1, 1, true});
   return cases;
 }

@@ -14,12 +14,14 @@ constexpr int32_t kGdnMaxShare = 8;  // value heads of one key head
 //   outputs     o_i = read_i S q_i + sum_j scores_ij u_j
 //   next state  S'  = decay S + sum_j keep_j u_j k_j^T
 // The matrices are bf16 in rows of 128 bytes with the 128-byte swizzle, as products read them.
-struct alignas(1024) GdnTerms {
+struct alignas(1024) GdnStateTerms {
   uint16_t solve[kChunkTokens][kChunkTokens];
-  uint16_t scores[kChunkTokens][kChunkTokens];
   float recall_keep[kChunkTokens / 2][4];  // two tokens each: recall of both, then keep of both
   float read[kChunkTokens];
   float decay;
+};
+struct GdnTerms : GdnStateTerms {
+  alignas(1024) uint16_t scores[kChunkTokens][kChunkTokens];
 };
 
 // Parameters of sm90/gdn_chunks and sm90/gdn_states.

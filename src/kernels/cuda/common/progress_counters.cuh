@@ -7,12 +7,12 @@
 
 namespace fovea::kernels::cuda {
 
-// The counter goes up by 1, or from `max` to 0. Releases: this thread's earlier writes are visible
-// to threads that acquire the counter later.
-__device__ __forceinline__ void increment_release(uint32_t* counter, uint32_t max) {
-  asm volatile("red.release.gpu.global.inc.u32 [%0], %1;" ::"l"(counter), "r"(max) : "memory");
+// Adds n. Releases: this thread's earlier writes are visible to threads that acquire the counter
+// later.
+__device__ __forceinline__ void add_release(uint32_t* counter, uint32_t n) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(n) : "memory");
 }
-// The same without ordering any other access.
+// The counter goes up by 1, or from `max` to 0, without ordering any other access.
 __device__ __forceinline__ void increment_relaxed(uint32_t* counter, uint32_t max) {
   asm volatile("red.relaxed.gpu.global.inc.u32 [%0], %1;" ::"l"(counter), "r"(max) : "memory");
 }

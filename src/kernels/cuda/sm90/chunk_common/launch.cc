@@ -48,15 +48,63 @@ int64_t bytes_of_terms(RecurrenceKind kind) {
   }
 }
 
+// Returns how many walks of one request, with all their heads, run at the same time.
+int32_t walks_at_once(const ChunkPrefillSetup& setup) {
+  return setup.multiprocessors / (setup.value_heads * (setup.value_dim / kBlockValues));
+}
+
+// Requests are cut only if so many walks fit and the batch has so many chunks, because segments
+// have to wait for the terms of all chunks, which whole requests follow (chosen on H200,
+// 2026-12-01).
+struct CutLimits {
+  int32_t walks, chunks;
+};
+CutLimits limits_of(const ChunkPrefillSetup& setup) {
+  if (setup.cuts_short_requests) return {3, 0};
+  return setup.kind == RecurrenceKind::kda ? CutLimits{6, 48} : CutLimits{3, 24};
+}
+constexpr int32_t kMinSegment = 4;  // chunks
+
+// Returns whether requests of some batches are cut into segments.
+bool cuts(const ChunkPrefillSetup& setup) {
+  return families_of(setup.kind).chunks != nullptr &&
+         walks_at_once(setup) >= limits_of(setup).walks;
+}
+
+int32_t min_segment(const ChunkPrefillSetup& setup) {
+  return setup.cuts_short_requests ? 1 : kMinSegment;
+}
+
+// Costs as measured on H200, 2026-12-01.
+SegmentCosts costs_of(const ChunkPrefillSetup& setup) {
+  if (setup.cuts_short_requests) return {};
+  const int32_t share = setup.value_heads / setup.key_heads;
+  // Multiprocessors times the time of all terms of a chunk.
+  const int32_t terms = setup.kind == RecurrenceKind::kda
+                            ? setup.value_heads * 5 * kCostOfChunk
+                            : setup.key_heads * (10 * share + 7) * kCostOfChunk / 7;
+  return {.effect = kCostOfChunk * 9 / 10,
+          .join = kCostOfChunk * 3 / 2,
+          .terms = terms / setup.multiprocessors};
+}
+
 // Room for the chunks of a batch: the maximum of requests that are in_chunks, and of their chunks.
 struct Room {
-  int32_t walks, chunks;
+  int32_t requests, chunks;
+  int32_t effects;  // segments that have one: all but the last of a request
 
-  Room(const ChunkPrefillSetup& setup, int32_t tokens, int32_t requests)
-      : walks(std::min(requests, tokens / setup.min_tokens)),
-        chunks(tokens / kChunkTokens + walks) {}
+  Room(const ChunkPrefillSetup& setup, int32_t tokens, int32_t batch_requests)
+      : requests(std::min(batch_requests, tokens / setup.min_tokens)),
+        chunks(tokens / kChunkTokens + requests),
+        effects(0) {
+    if (!cuts(setup) || chunks < limits_of(setup).chunks) return;
+    effects = std::min(walks_at_once(setup), chunks / min_segment(setup));
+  }
   Room(const ChunkPrefillSetup& setup, const ChunkPrefillBatch& batch)
       : Room(setup, batch.tokens, batch.requests) {}
+
+  // Returns the maximum of walks: a segment with an effect has up to two.
+  int32_t walks() const { return requests + 2 * effects; }
 };
 
 // The parts of the workspace of one batch.
@@ -73,11 +121,16 @@ struct Workspace {
       return at == nullptr ? nullptr : static_cast<std::byte*>(at) + begin;
     };
     terms = take(int64_t{room.chunks} * setup.value_heads, bytes_of_terms(setup.kind));
-    plan.walks = static_cast<ChunkWalk*>(take(room.walks, sizeof(ChunkWalk)));
+    const int64_t effects = int64_t{room.effects} * setup.value_heads;
+    plan.effects = static_cast<SegmentEffect*>(
+        take(effects * (setup.value_dim / kBlockValues), sizeof(SegmentEffect)));
+    plan.walks = static_cast<ChunkWalk*>(take(room.walks(), sizeof(ChunkWalk)));
     plan.chunks = static_cast<ChunkSpan*>(take(room.chunks, sizeof(ChunkSpan)));
     plan.counts = static_cast<ChunkCounts*>(take(1, sizeof(ChunkCounts)));
     const bool has_terms = families_of(setup.kind).chunks != nullptr;
     if (has_terms) plan.progress = static_cast<uint32_t*>(take(room.chunks, sizeof(uint32_t)));
+    plan.found = static_cast<uint32_t*>(take(effects, sizeof(uint32_t)));
+    plan.taken = static_cast<uint32_t*>(take(1, sizeof(uint32_t)));
   }
 };
 
@@ -111,11 +164,19 @@ bool ChunkPrefill::serves(const ChunkPrefillSetup& setup) {
 
 std::vector<gpu::KernelVariant> ChunkPrefill::variants(const ChunkPrefillSetup& setup) {
   const Families families = families_of(setup.kind);
-  std::vector<gpu::KernelVariant> variants = {
-      make_variant(family("sm90/chunk_plan"), {"256"}, setup.sm),
-      make_variant(family(families.states), {"bf16"}, setup.sm)};
-  if (families.chunks != nullptr) {
-    variants.push_back(make_variant(family(families.chunks), {"bf16"}, setup.sm));
+  const auto variant = [&](const char* name, std::vector<std::string> values) {
+    return make_variant(family(name), values, setup.sm);
+  };
+  std::vector<gpu::KernelVariant> variants = {variant("sm90/chunk_plan", {"256", "false"})};
+  if (families.chunks == nullptr) {
+    variants.push_back(variant(families.states, {"bf16"}));
+    return variants;
+  }
+  variants.push_back(variant(families.states, {"bf16", "false"}));
+  variants.push_back(variant(families.chunks, {"bf16"}));
+  if (cuts(setup)) {
+    variants.push_back(variant("sm90/chunk_plan", {"256", "true"}));
+    variants.push_back(variant(families.states, {"bf16", "true"}));
   }
   return variants;
 }
@@ -131,6 +192,10 @@ ChunkPrefill::ChunkPrefill(const ChunkPrefillSetup& setup, gpu::KernelStore& sto
   plan_ = Kernel(needed[0], store);
   states_ = Kernel(needed[1], store);
   if (needed.size() > 2) chunks_ = Kernel(needed[2], store);
+  if (cuts(setup)) {
+    cutting_plan_ = Kernel(needed[3], store);
+    cut_states_ = Kernel(needed[4], store);
+  }
 }
 
 void ChunkPrefill::plan(const ChunkPrefillBatch& batch, void* workspace,
@@ -140,13 +205,19 @@ void ChunkPrefill::plan(const ChunkPrefillBatch& batch, void* workspace,
                                   .spans = batch.spans,
                                   .requests = batch.requests,
                                   .max_chunks = room.chunks,
-                                  .max_walks = room.walks};
-  plan_.launch({1}, params, launcher, kOverlapped);
+                                  .max_chunked = room.requests,
+                                  .max_effects = room.effects,
+                                  .value_heads = setup_.value_heads,
+                                  .room = walks_at_once(setup_),
+                                  .min_segment = min_segment(setup_),
+                                  .costs = costs_of(setup_)};
+  const Kernel& plan = room.effects > 0 ? cutting_plan_ : plan_;
+  plan.launch({1}, params, launcher, kOverlapped);
 }
 
 void ChunkPrefill::run(const ChunkPrefillBatch& batch, const ChunkPrefillTensors& tensors,
                        void* workspace, gpu::Launcher launcher) const {
-  if (Room(setup_, batch).walks == 0) return;
+  if (Room(setup_, batch).requests == 0) return;
   switch (setup_.kind) {
     case RecurrenceKind::delta:
       return run_delta(batch, tensors, workspace, launcher);
@@ -166,7 +237,8 @@ void ChunkPrefill::run_delta(const ChunkPrefillBatch& batch, const ChunkPrefillT
   params.terms = static_cast<GdnTerms*>(parts.terms);
   params.l2_normalise = tensors.l2_normalise_qk;
   launch(chunks_, int64_t{room.chunks} * setup_.key_heads, kChunkBlocksPerSm, params, launcher);
-  launch(states_, tasks_of_states(room.walks), kStateBlocksPerSm, params, launcher);
+  launch(room.effects > 0 ? cut_states_ : states_, tasks_of_states(room.walks()), kStateBlocksPerSm,
+         params, launcher);
 }
 
 void ChunkPrefill::run_kda(const ChunkPrefillBatch& batch, const ChunkPrefillTensors& tensors,
@@ -181,7 +253,8 @@ void ChunkPrefill::run_kda(const ChunkPrefillBatch& batch, const ChunkPrefillTen
   params.terms = static_cast<KdaTerms*>(parts.terms);
   params.l2_normalise = tensors.l2_normalise_qk;
   launch(chunks_, int64_t{room.chunks} * setup_.value_heads, kChunkBlocksPerSm, params, launcher);
-  launch(states_, tasks_of_states(room.walks), kStateBlocksPerSm, params, launcher);
+  launch(room.effects > 0 ? cut_states_ : states_, tasks_of_states(room.walks()), kStateBlocksPerSm,
+         params, launcher);
 }
 
 void ChunkPrefill::run_sums(const ChunkPrefillBatch& batch, const ChunkPrefillTensors& tensors,
@@ -192,7 +265,7 @@ void ChunkPrefill::run_sums(const ChunkPrefillBatch& batch, const ChunkPrefillTe
   encode_keys(batch, tensors, params);
   params.log_decay_stride = setup_.kind == RecurrenceKind::lightning ? 0 : setup_.value_heads;
   params.skip = tensors.skip;
-  launch(states_, tasks_of_states(room.walks), kStateBlocksPerSm, params, launcher);
+  launch(states_, tasks_of_states(room.walks()), kStateBlocksPerSm, params, launcher);
 }
 
 template <typename Params>

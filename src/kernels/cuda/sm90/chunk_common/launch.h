@@ -20,6 +20,7 @@ struct ChunkPrefillSetup {
   int32_t min_tokens = 1;  // tokens of the shortest request that is in_chunks
   int sm = 0;
   int32_t multiprocessors = 0;
+  bool cuts_short_requests = false;  // for tests: into segments, though that takes longer
 };
 
 // The requests of a batch. Those that are not in_chunks are left alone, their outputs included.
@@ -50,8 +51,10 @@ struct ChunkPrefillTensors {
   bool l2_normalise_qk = false;  // delta and kda
 };
 
-// The bits of a request depend on its own tokens and state only. A prompt in several pieces has the
-// bits of the whole one if all pieces but the last have a multiple of 64 tokens.
+// The bits of a request depend on its own tokens and state only, unless it is cut into segments: a
+// plan does that to long requests with few heads, depending on the batch, where multiprocessors
+// would be idle otherwise. A prompt in several pieces that are not cut has the bits of the whole
+// one if all pieces but the last have a multiple of 64 tokens.
 class ChunkPrefill {
  public:
   // Returns whether there are kernels for this setup.
@@ -96,7 +99,8 @@ class ChunkPrefill {
 
   ChunkPrefillSetup setup_;
   Kernel plan_, states_;
-  Kernel chunks_;  // empty for kinds without the delta rule
+  Kernel chunks_;                     // empty for kinds without the delta rule
+  Kernel cutting_plan_, cut_states_;  // for batches whose requests may be cut; empty if never
   mutable struct { gpu::RepeatedTensorMap q, k, v; } maps_;
 };
 

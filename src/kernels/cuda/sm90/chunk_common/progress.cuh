@@ -9,46 +9,36 @@
 
 namespace fovea::kernels::cuda {
 
-// The counters of chunks. `writers` tasks store terms of a chunk, and `readers` wait for them.
+// Counts at `counter` what this thread and others before a barrier have stored. Waits for this
+// thread's stores by the copy engine.
+__device__ __forceinline__ void publish(uint32_t* counter) {
+  wait_stores();
+  add_release(counter, 1);
+}
+
+// Counters of what `writers` publish, and `readers` wait for: all that read one of a walk's chunks.
 struct Progress {
   uint32_t* counters;
   uint32_t writers, readers;
 
-  // Counts a task of the chunk, whose terms this thread and others before a barrier have stored.
-  // Waits for this thread's stores by the copy engine.
-  __device__ __forceinline__ void publish(int chunk) const {
-    wait_stores();
-    increment_release(counters + chunk, last());
-  }
-
-  // Waits until the terms of the first of `count` chunks from `chunk` on are there. Returns how
-  // many of the first 32 are, and counts as a reader of these. A warp calls this, and may then load
-  // their terms by the copy engine.
-  __device__ __forceinline__ int wait(int chunk, int count) const {
+  // Waits until the first of `count` counters has its writers. Returns how many of the first 32
+  // have, and counts as a reader of these. A warp calls this, and may then load what they stand for
+  // by the copy engine.
+  __device__ __forceinline__ int wait(int count) const {
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    uint32_t* const own = counters + chunk + lane;
+    uint32_t* const own = counters + lane;
     unsigned missing = __ballot_sync(~0u, lane >= count || load_acquire(own) < writers);
     if (missing & 1) {
       while (lane == 0 && load_acquire(own) < writers) continue;
       missing = ~1u;
     }
     const int there = missing ? __ffs(static_cast<int>(missing)) - 1 : 32;
-    if (lane < there) increment_relaxed(own, last());
+    if (lane < there) increment_relaxed(own, writers + readers - 1);
     fence_global_async_proxy();
     __syncwarp();
     return there;
   }
-
- private:
-  __device__ __forceinline__ uint32_t last() const { return writers + readers - 1; }
 };
-
-// Returns the counters of a batch. Each of `heads` tasks stores terms of a chunk, and in each block
-// of states `warps` warps read them.
-__device__ __forceinline__ Progress progress_of(const ChunkParams& params, int heads, int warps) {
-  return {params.plan.progress, static_cast<uint32_t>(heads),
-          static_cast<uint32_t>(warps * params.value_heads * (params.value_dim / kBlockValues))};
-}
 
 // A producer's other lanes wait here for the one that loads. Without this they would wait for the
 // end of the preceding kernel, and the whole warp with them.

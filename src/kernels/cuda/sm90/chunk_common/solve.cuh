@@ -15,18 +15,6 @@ constexpr int kPaddedTriangle = kTriangle + 4;  // so that columns begin in diff
 
 using Triangle = float[kTriangle][kPaddedTriangle];  // by columns
 
-// bf16 values and what rounding lost of each.
-template <int kCount>
-struct Split {
-  uint32_t high[kCount], low[kCount];
-
-  __device__ __forceinline__ void set(int i, float x, float y) {
-    high[i] = pack<bf16>(x, y);
-    const float2 rounded = unpack<bf16>(high[i]);
-    low[i] = pack<bf16>(x - rounded.x, y - rounded.y);
-  }
-};
-
 // Sums of 16 x 16 values: d[n] has 8 columns.
 struct BlockSums {
   float d[2][4] = {};

@@ -64,6 +64,18 @@ __device__ __forceinline__ void round(uint32_t (&to)[kCount], const float (&sums
   for (int i = 0; i < kCount; ++i) to[i] = pack<kType>(sums[2 * i], sums[2 * i + 1]);
 }
 
+// bf16 values and what rounding lost of each.
+template <int kCount>
+struct Split {
+  uint32_t high[kCount], low[kCount];
+
+  __device__ __forceinline__ void set(int i, float x, float y) {
+    high[i] = pack<bf16>(x, y);
+    const float2 rounded = unpack<bf16>(high[i]);
+    low[i] = pack<bf16>(x - rounded.x, y - rounded.y);
+  }
+};
+
 // Stores rounded sums as rows, 8 columns of each for every two registers.
 template <int kCount>
 __device__ __forceinline__ void store_rounded(Tile* tiles, const uint32_t (&rounded)[kCount]) {

@@ -34,12 +34,15 @@ struct WorkerTasks {
   __device__ __forceinline__ WorkerTasks(const ChunkParams& params, int heads, int pace) {
     const ChunkCounts counts = *params.plan.counts;
     const auto blocks = static_cast<int>(gridDim.x);
-    const int states = counts.walks * params.value_heads * (params.value_dim / kBlockValues);
+    const int states = counts.early * params.value_heads * (params.value_dim / kBlockValues);
     const int idle = params.multiprocessors - blocks;
     count = counts.chunks * heads;
     staying = max(blocks - max(states - idle, 0), 0);
-    const int chain = counts.chunks / max(counts.walks, 1);  // chunks of an average request
-    first = max(count - chain * pace / 64 * staying, 0);
+    const int later = counts.chain * pace / 64 * staying;
+    first = max(count - later, 0);
+    // Segments begin once the last block has ended its first tasks; so rather whole rounds of them.
+    const int whole = first - first % (kWorkers * blocks);
+    if (counts.early < counts.walks && count - whole <= 2 * later) first = whole;
   }
 
   __device__ __forceinline__ int begin(Worker worker) const {

@@ -118,7 +118,7 @@ struct GdnChunksConfig {
 
   // One thread of the worker.
   __device__ __forceinline__ static void publish(const Params& params, const ChunkMemory& shared) {
-    if (shared.stored >= 0) progress_of(params, params.key_heads, 1).publish(shared.stored);
+    if (shared.stored >= 0) cuda::publish(params.plan.progress + shared.stored);
   }
 
   // Calls request_next() when the task's inputs have been read.

@@ -5,9 +5,7 @@
 #include "kernels/cuda/common/gdn_params.h"
 #include "kernels/cuda/common/overlap.cuh"
 #include "kernels/cuda/common/ring.cuh"
-#include "kernels/cuda/sm90/chunk_common/products.cuh"
-#include "kernels/cuda/sm90/chunk_common/progress.cuh"
-#include "kernels/cuda/sm90/chunk_common/walk.cuh"
+#include "kernels/cuda/sm90/chunk_common/segments.cuh"
 
 namespace fovea::kernels::cuda {
 
@@ -20,7 +18,11 @@ struct Stage {
   Tile q[kBoxes];
   Tile v;
   GdnTerms terms;
+
+  // The keys' and queries' place, for the matrix of a segment.
+  __device__ __forceinline__ SegmentMatrix& matrix() { return reinterpret_cast<SegmentMatrix&>(k); }
 };
+static_assert(sizeof(Stage::k) + sizeof(Stage::q) == sizeof(SegmentMatrix));
 
 struct WalkMemory {
   Stage stages[kStages];
@@ -28,6 +30,11 @@ struct WalkMemory {
   Handover<Tile> values;         // new values: rows of values, columns of tokens
   Handover<OutputTile> out;
   TransactionBarrier full[kStages], empty[kStages];
+  BlockTasks tasks;
+
+  __device__ __forceinline__ EffectRing<Stage, kStages> effects(Ring<kStages>& at) {
+    return {stages, full, empty, at};
+  }
 };
 
 }  // namespace fovea::kernels::cuda

@@ -7,12 +7,13 @@
 
 namespace fovea::kernels::cuda {
 
-template <Type kType>
+template <Type kType, bool kCut>
 class OutputWalk {
  public:
   __device__ __forceinline__ explicit OutputWalk(WalkMemory& shared) : shared_(shared) {}
 
   __device__ __forceinline__ void run(const Walk& walk) {
+    if (kCut) skip_effects(walk, shared_.effects(ring_));
 #pragma unroll 1
     for (int n = 0; n < walk.chunks; ++n, ring_.advance(), turn_ ^= 1) {
       Stage& stage = shared_.stages[ring_.stage];

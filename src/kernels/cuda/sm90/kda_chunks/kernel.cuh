@@ -51,8 +51,7 @@ struct KdaChunksConfig {
  private:
   // One thread of the worker.
   __device__ __forceinline__ static void publish(const Params& params, const ChunkMemory& shared) {
-    if (shared.stored < 0) return;
-    progress_of(params, params.value_heads, kKdaReaders).publish(shared.stored);
+    if (shared.stored >= 0) cuda::publish(params.plan.progress + shared.stored);
   }
 
   // Asks for a task's keys and queries.

@@ -5,9 +5,7 @@
 #include "kernels/cuda/common/kda_params.h"
 #include "kernels/cuda/common/overlap.cuh"
 #include "kernels/cuda/common/ring.cuh"
-#include "kernels/cuda/sm90/chunk_common/products.cuh"
-#include "kernels/cuda/sm90/chunk_common/progress.cuh"
-#include "kernels/cuda/sm90/chunk_common/walk.cuh"
+#include "kernels/cuda/sm90/chunk_common/segments.cuh"
 
 namespace fovea::kernels::cuda {
 
@@ -18,7 +16,13 @@ constexpr int kStoringWarps = 2;
 struct KeyStage {
   KdaKeyTerms terms;
   Tile v;
+
+  // The place of the rows of keys, for the matrix of a segment.
+  __device__ __forceinline__ SegmentMatrix& matrix() {
+    return reinterpret_cast<SegmentMatrix&>(terms);
+  }
 };
+static_assert(2 * sizeof(KdaRows) == sizeof(SegmentMatrix));
 constexpr int kKeyBytes = 2 * sizeof(KdaRows) + sizeof(Tile) + kKeyDim * sizeof(float);
 
 // The part of the warpgroup of outputs, which then keeps its results there.
@@ -36,6 +40,11 @@ struct WalkMemory {
   TransactionBarrier keys_full[kKeyStages], keys_empty[kKeyStages];
   TransactionBarrier queries_full[kQueryStages], queries_empty[kQueryStages];
   TransactionBarrier outputs_full[kQueryStages];  // warps -> warps that store
+  BlockTasks tasks;
+
+  __device__ __forceinline__ EffectRing<KeyStage, kKeyStages> effects(Ring<kKeyStages>& at) {
+    return {keys, keys_full, keys_empty, at};
+  }
 };
 
 }  // namespace fovea::kernels::cuda

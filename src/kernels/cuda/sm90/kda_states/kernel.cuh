@@ -8,6 +8,9 @@
 //   warp 9         queries of the next chunks
 //   warps 10, 11   stores            | O0          | O1  | ...
 //
+// The blocks that find the effect of a segment have no outputs: warpgroup 0 has its sums, warpgroup
+// 1 its matrix.
+//
 // Barriers: full and empty of each ring (copies -> warps -> producer; a stage of queries goes from
 // the warps of outputs to those that store, and from these back); state and values, full (warps of
 // states -> outputs) and empty (back).
@@ -19,7 +22,8 @@
 
 namespace fovea::kernels::cuda {
 
-template <Type kType>
+// kCut: requests may be in segments.
+template <Type kType, bool kCut>
 struct KdaStatesConfig {
   using Params = KdaPrefillParams;
   using SharedMemory = WalkMemory;
@@ -31,25 +35,18 @@ struct KdaStatesConfig {
   __device__ static void run(const Params& params) {
     extern __shared__ __align__(1024) char dynamic_shared[];
     auto& shared = *reinterpret_cast<SharedMemory*>(dynamic_shared);
-    if (threadIdx.x == 0) init(shared);
+    if (kCut) begin_with_previous(params);
+    if (threadIdx.x == 0) {
+      if (kCut) shared.tasks = BlockTasks::take(params);
+      init(shared);
+    }
     __syncthreads();
-    begin_with_previous(params);
-    switch (threadIdx.x / kWarpgroupThreads) {
-      case 0: {
-        take_registers<240>();
-        StateWalk<kType> states(params, shared);
-        for_each_walk(params, [&](const Walk& walk) { states.run(walk); });
-        break;
-      }
-      case 1: {
-        give_registers<152>();
-        OutputWalk<kType> outputs(shared);
-        for_each_walk(params, [&](const Walk& walk) { outputs.run(walk); });
-        break;
-      }
-      default:
-        give_registers<96>();
-        load_and_store(params, shared);
+    if (!kCut) begin_with_previous(params);
+    const int warpgroup = static_cast<int>(threadIdx.x) / kWarpgroupThreads;
+    if (!kCut || !shared.tasks.finds_effect) [[likely]] {
+      walk(params, shared, warpgroup);
+    } else {
+      find_effect(params, shared, warpgroup);
     }
     wait_for_previous_kernel();  // so that it is over once this one is
   }
@@ -58,7 +55,7 @@ struct KdaStatesConfig {
   __device__ __forceinline__ static void init(SharedMemory& shared) {
     for (int i = 0; i < kKeyStages; ++i) {
       shared.keys_full[i].init(1);
-      shared.keys_empty[i].init(kWarps);
+      shared.keys_empty[i].init(kCut && shared.tasks.finds_effect ? 2 * kWarps : kWarps);
     }
     for (int i = 0; i < kQueryStages; ++i) {
       shared.queries_full[i].init(1);
@@ -70,23 +67,58 @@ struct KdaStatesConfig {
     fence_barrier_init();
   }
 
-  __device__ __forceinline__ static void load_and_store(const Params& params,
-                                                        SharedMemory& shared) {
+  __device__ __forceinline__ static void walk(const Params& params, SharedMemory& shared,
+                                              int warpgroup) {
+    const BlockTasks tasks = kCut ? shared.tasks : BlockTasks(params);
+    if (warpgroup == 0) {
+      take_registers<240>();
+      StateWalk<kType, kCut> states(params, shared);
+      tasks.for_each_walk(params, [&](const Walk& walk) { states.run(walk); });
+    } else if (warpgroup == 1) {
+      give_registers<152>();
+      OutputWalk<kType> outputs(shared);
+      tasks.for_each_walk(params, [&](const Walk& walk) { outputs.run(walk); });
+    } else {
+      give_registers<96>();
+      load_and_store(params, shared, tasks);
+    }
+  }
+
+  __device__ __forceinline__ static void load_and_store(const Params& params, SharedMemory& shared,
+                                                        const BlockTasks& tasks) {
     const int warp = static_cast<int>(threadIdx.x) / 32 - 2 * kWarps;
     if (warp == 0) {
       Ring<kKeyStages> ring;
-      for_each_walk(params, [&](const Walk& walk) { load_keys(params, shared, walk, ring); });
+      tasks.for_each_walk(params, [&](const Walk& walk) {
+        if (kCut) load_effects(params, walk, shared.effects(ring));
+        load_keys(params, shared, walk, ring);
+      });
     } else if (warp == 1) {
       Ring<kQueryStages> ring;
-      for_each_walk(params, [&](const Walk& walk) { load_queries(params, shared, walk, ring); });
+      tasks.for_each_walk(params,
+                          [&](const Walk& walk) { load_queries(params, shared, walk, ring); });
     } else {
       StoreWalk stores(params, shared, warp - 2);
-      for_each_walk(params, [&](const Walk& walk) { stores.run(walk); });
+      tasks.for_each_walk(params, [&](const Walk& walk) { stores.run(walk); });
+    }
+  }
+
+  __device__ __forceinline__ static void find_effect(const Params& params, SharedMemory& shared,
+                                                     int warpgroup) {
+    if (warpgroup < 2) {
+      take_registers<232>();
+      StateWalk<kType, kCut>(params, shared)
+          .find_effect(Walk(params, shared.tasks.first), warpgroup == 1);
+    } else {
+      give_registers<40>();
+      if (threadIdx.x / 32 != 2 * kWarps) return;
+      Ring<kKeyStages> ring;
+      load_keys(params, shared, Walk(params, shared.tasks.first), ring);
     }
   }
 };
 
-template <Type kType>
-using Config = KdaStatesConfig<kType>;
+template <Type kType, bool kCut>
+using Config = KdaStatesConfig<kType, kCut>;
 
 }  // namespace fovea::kernels::cuda

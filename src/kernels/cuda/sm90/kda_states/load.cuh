@@ -6,14 +6,19 @@
 
 namespace fovea::kernels::cuda {
 
+// Returns how many chunks from the n-th one on have terms now, at least one.
+__device__ __forceinline__ int wait_for_terms(const KdaPrefillParams& params, const Walk& walk,
+                                              int n) {
+  return terms_of(params, walk, n, params.value_heads, kKdaReaders).wait(walk.chunks - n);
+}
+
 // One warp each. `ring` continues that of the block's last walk.
 __device__ __forceinline__ void load_keys(const KdaPrefillParams& params, WalkMemory& shared,
                                           const Walk& walk, Ring<kKeyStages>& ring) {
-  const Progress progress = progress_of(params, params.value_heads, kKdaReaders);
   int there = 0;  // chunks whose terms have arrived
 #pragma unroll 1
   for (int n = 0; n < walk.chunks; ++n, ring.advance()) {
-    if (n == there) there += progress.wait(walk.first_chunk + n, walk.chunks - n);
+    if (n == there) there += wait_for_terms(params, walk, n);
     if (threadIdx.x % 32 != 0) continue;
     KeyStage& stage = shared.keys[ring.stage];
     TransactionBarrier& full = shared.keys_full[ring.stage];
@@ -26,11 +31,10 @@ __device__ __forceinline__ void load_keys(const KdaPrefillParams& params, WalkMe
 }
 __device__ __forceinline__ void load_queries(const KdaPrefillParams& params, WalkMemory& shared,
                                              const Walk& walk, Ring<kQueryStages>& ring) {
-  const Progress progress = progress_of(params, params.value_heads, kKdaReaders);
   int there = 0;
 #pragma unroll 1
   for (int n = 0; n < walk.chunks; ++n, ring.advance()) {
-    if (n == there) there += progress.wait(walk.first_chunk + n, walk.chunks - n);
+    if (n == there) there += wait_for_terms(params, walk, n);
     if (threadIdx.x % 32 != 0) continue;
     TransactionBarrier& full = shared.queries_full[ring.stage];
     shared.queries_empty[ring.stage].wait(ring.phase ^ 1);

@@ -40,19 +40,22 @@ struct SsdPrefillConfig {
     }
     __syncthreads();
     wait_and_allow_next();
+    const BlockTasks tasks(params);
     const int thread = static_cast<int>(threadIdx.x);
     if (thread < kWarpgroupThreads) {
       SsdStates<kType> states(params, shared);
-      for_each_walk(params, [&](const Walk& walk) { states.run(walk); });
+      tasks.for_each_walk(params, [&](const Walk& walk) { states.run(walk); });
     } else if (thread < 2 * kWarpgroupThreads) {
       SsdOutputs<kType> outputs(params, shared);
-      for_each_walk(params, [&](const Walk& walk) { outputs.run(walk); });
+      tasks.for_each_walk(params, [&](const Walk& walk) { outputs.run(walk); });
     } else if (thread == 2 * kWarpgroupThreads) {
       Ring<kStages> ring;
-      for_each_walk(params, [&](const Walk& walk) { load_chunks(params, shared, walk, ring); });
+      tasks.for_each_walk(params,
+                          [&](const Walk& walk) { load_chunks(params, shared, walk, ring); });
     } else if (thread >= 2 * kWarpgroupThreads + 32) {
       Ring<kStages> ring;
-      for_each_walk(params, [&](const Walk& walk) { find_factors(params, shared, walk, ring); });
+      tasks.for_each_walk(params,
+                          [&](const Walk& walk) { find_factors(params, shared, walk, ring); });
     }
   }
 };

@@ -6,9 +6,7 @@
 
 namespace fovea::kernels::cuda {
 
-inline void increment_release(uint32_t* counter, uint32_t max) {
-  increment_acquire_release(counter, max);
-}
+inline void add_release(uint32_t* counter, uint32_t n) { add_acquire_release(counter, n); }
 inline void increment_relaxed(uint32_t* counter, uint32_t max) {
   increment_acquire_release(counter, max);
 }
