@@ -101,10 +101,10 @@ void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b
   }
 }
 
-inline uint32_t to_tf32(float x) { return (std::bit_cast<uint32_t>(x) + 0x1000) & ~0x1fffu; }
+inline uint32_t to_tf32(float x) { return std::bit_cast<uint32_t>(x) + 0x1000; }
 
 // Lane l holds, of a, rows l / 4 and l / 4 + 8, column l % 4, then l % 4 + 4; of b, the transpose,
-// row l / 4 so; of d as above.
+// row l / 4 so; of d as above. The bits of operands that tf32 does not have are ignored.
 inline void multiply_add_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   struct Operands {
     uint32_t a[4], b[2];
@@ -113,11 +113,12 @@ inline void multiply_add_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0
       machine_of::meet_warp("mma.tf32", ~0u, Operands{{a[0], a[1], a[2], a[3]}, {b0, b1}});
   const int row = machine_of::lane() / 4;
   const int column = machine_of::lane() % 4 * 2;
+  const auto tf32_of = [](uint32_t bits) { return std::bit_cast<float>(bits & ~0x1fffu); };
   for (int k = 0; k < 8; ++k) {
     for (int i = 0; i < 4; ++i) {
       const uint32_t left = all[row * 4 + k % 4].a[i / 2 + k / 4 * 2];
       const uint32_t right = all[(column + i % 2) * 4 + k % 4].b[k / 4];
-      d[i] += std::bit_cast<float>(left) * std::bit_cast<float>(right);
+      d[i] += tf32_of(left) * tf32_of(right);
     }
   }
 }
