@@ -43,6 +43,7 @@ inline constexpr Shape kShapes[] = {
     {"delta 16/32 alone bf16 states", AttentionKind::gated_delta_net, kDelta, DType::bf16},
     {"mamba2 128", AttentionKind::mamba2, convolved(kMamba2)},
     {"mamba2 128 alone", AttentionKind::mamba2, kMamba2},
+    {"mamba2 128 alone bf16 states", AttentionKind::mamba2, kMamba2, DType::bf16},
     {"kda 32", AttentionKind::kda, convolved(kKda)},
     {"kda 32 alone", AttentionKind::kda, kKda},
     {"kda 32 alone bf16 states", AttentionKind::kda, kKda, DType::bf16},

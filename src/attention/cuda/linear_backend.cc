@@ -16,6 +16,7 @@
 #include "kernels/cuda/portable/linear_plan/launch.h"
 #include "kernels/cuda/portable/recurrence/launch.h"
 #include "kernels/cuda/portable/selective_scan/launch.h"
+#include "kernels/cuda/sm90/draft_products/launch.h"
 #include "kernels/cuda/sm90/recurrent_decode/launch.h"
 #include "kernels/cuda/sm90/recurrent_drafts/launch.h"
 #include "kernels/cuda/store.h"
@@ -25,7 +26,7 @@ namespace {
 
 namespace cuda = kernels::cuda;
 
-constexpr int32_t kMaxFewTokens = 8;
+constexpr int32_t kMaxFewTokens = cuda::DraftProducts::kMaxTokens;
 
 cuda::StateType state_type(DType dtype) {
   switch (dtype) {
@@ -161,6 +162,11 @@ class CudaLinear final : public CudaBackendBase {
   cuda::TokensOfRequest tokens_of_request() const;
   bool runs_drafts() const { return drafts_ && has_few_tokens(); }
   bool has_few_tokens() const { return tokens_of_request() != cuda::TokensOfRequest::any; }
+  // Returns whether products_ compute the layer of params_. Decodes are faster without them.
+  bool multiplies_drafts() const {
+    return products_ && tokens_of_request() == cuda::TokensOfRequest::few &&
+           batch().linear.snapshot_slots.empty() && products_->is_faster(params_);
+  }
   void convolve(const LinearTensors& linear, const StateLayerView& state, float* out,
                 int64_t token_stride, gpu::Launcher launcher);
   cuda::ChunkPrefillBatch chunked_batch() const {
@@ -172,6 +178,7 @@ class CudaLinear final : public CudaBackendBase {
   cuda::RecurrentKernels recurrence_;
   std::optional<cuda::RecurrentDecode> decode_;
   std::optional<cuda::RecurrentDrafts> drafts_;  // if slots keep drafts
+  std::optional<cuda::DraftProducts> products_;  // if they do, and bits may depend on passes
   std::optional<cuda::ChunkPrefill> chunks_;
   cuda::RecurrenceParams params_;  // each pass and each layer add theirs
   std::vector<StateLayerView> layers_;
@@ -202,7 +209,12 @@ CudaLinear::CudaLinear(std::string_view name, const BackendContext& context)
   params_.state_type = state_type(states()->spec().dtype);
   const cuda::RecurrentDecodeSetup decode = decode_setup(spec(), device_info(), params_.state_type);
   if (cuda::RecurrentDecode::serves(decode)) decode_.emplace(decode, store);
-  if (keeps_drafts() && cuda::RecurrentDrafts::serves(decode)) drafts_.emplace(decode, store);
+  if (!keeps_drafts()) return;
+  if (cuda::RecurrentDrafts::serves(decode)) drafts_.emplace(decode, store);
+  if (!spec().batch_invariant && states()->spec().max_drafts <= cuda::DraftProducts::kMaxTokens &&
+      cuda::DraftProducts::serves(decode)) {
+    products_.emplace(decode, store);
+  }
 }
 
 void CudaLinear::check_batch(const BatchView& batch) const {
@@ -307,6 +319,8 @@ void CudaLinear::run_layer(const LayerTensors& tensors, gpu::Launcher launcher) 
   params_.keeps_mixed = !convolves;
   if (decode_ && one_token_ && !keeps_drafts() && decode_->is_faster(params_)) {
     decode_->run(params_, launcher);
+  } else if (multiplies_drafts()) {
+    products_->run(params_, launcher);
   } else if (runs_drafts()) {
     drafts_->run(params_, launcher);
   } else {
@@ -342,6 +356,9 @@ std::vector<gpu::KernelVariant> cuda_linear_variants(const AttentionSpec& spec,
       needed.push_back(cuda::RecurrentDecode::variant(decode));
     }
     if (cuda::RecurrentDrafts::serves(decode)) add(cuda::RecurrentDrafts::variants(decode));
+    if (!spec.batch_invariant && cuda::DraftProducts::serves(decode)) {
+      needed.push_back(cuda::DraftProducts::variant(decode));
+    }
   }
   needed.push_back(cuda::linear_plan_variant(sm));
   if (spec.linear.conv_width > 0) add(cuda::causal_conv_variants(spec.linear.conv_width, sm));
