@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Drafts that the slots of a state pool keep, for every built-in backend of linear layers: whatever
-// is accepted, rejected or rolled back, tokens have the bits that they have without drafts.
+// is accepted, rejected or rolled back, tokens have the bits that they have without drafts if the
+// spec is batch-invariant, else their values.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "fovea/select_backend.h"
 #include "support/cases.h"
+#include "support/expect_close.h"
 #include "support/expect_error.h"
 #include "support/linear_case.h"
 #include "support/packed_batch.h"
@@ -26,13 +29,28 @@ using test::LinearContract;
 using test::LinearData;
 using test::LinearExtras;
 using test::LinearRun;
+using test::LinearSequence;
 using test::Piece;
 
 constexpr int32_t kMaxDrafts = 5;
 
+// Adds cases with states of 16 bits whose passes are large enough for all kernels of a large GPU.
+void add_many_heads(std::vector<LinearCase>& cases) {
+  for (const char* name : {"delta_128", "kda_128", "lightning_128", "mamba2_rounded_bf16_states"}) {
+    LinearCase test = *std::ranges::find(cases, name, &LinearCase::name);
+    test.name += "_many_heads";
+    test.spec.linear.key_heads = 2;
+    test.spec.linear.value_heads = test.spec.kind == AttentionKind::mamba2 ? 144 : 72;
+    test.state_dtype = DType::bf16;
+    test.lengths = {9, 6};
+    cases.push_back(test);
+  }
+}
+
 // Batch-invariant cases: the bits of a token do not depend on how passes are divided.
 std::vector<LinearCase> cases() {
   std::vector<LinearCase> cases = test::linear_cases();
+  if (test::on_gpu()) add_many_heads(cases);
   std::erase_if(cases, [](const LinearCase& test) { return !can_keep_drafts(test.spec.kind); });
   for (LinearCase& test : cases) {
     test.spec.batch_invariant = true;
@@ -163,6 +181,21 @@ TEST_P(LinearDrafts, TokensHaveTheBitsOfPassesWithoutDrafts) {
   EXPECT_GT(rejected, 0);
 }
 
+TEST_P(LinearDrafts, TokensAreCloseWhereBitsMayDependOnPasses) {
+  LinearContract contract = GetParam();
+  contract.test.spec.batch_invariant = false;
+  const LinearData data = make_data(contract.test);
+  std::vector<test::OracleResult> want;
+  for (size_t i = 0; i < test().lengths.size(); ++i) want.push_back(oracle(test(), data, i));
+  for (int64_t seed = 0; seed < 4 * test::test_scale(); ++seed) {
+    SCOPED_TRACE(seed);
+    const auto outputs = RandomPasses(contract, data, static_cast<uint32_t>(seed)).all();
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      ASSERT_TRUE(is_close(contract.test.spec, want[i], outputs[i], {})) << "sequence " << i;
+    }
+  }
+}
+
 // A step that is rolled back leaves the state as it was: its drafts may come again, and others.
 TEST_P(LinearDrafts, ARollbackIsALength) {
   const LinearData data = make_data(test());
@@ -179,6 +212,35 @@ TEST_P(LinearDrafts, ARollbackIsALength) {
     const std::vector<float> rest = run.run({{longest, prompt, 9}});
     out.insert(out.end(), rest.begin(), rest.end());
     EXPECT_EQ(out, want) << "after " << prompt;
+  }
+}
+
+// Drafts that are not accepted may be anything: neither the tokens before them nor later passes see
+// them.
+TEST_P(LinearDrafts, RejectedDraftsLeaveNothing) {
+  const size_t longest = longest_of(test());
+  for (const bool invariant : {true, false}) {
+    LinearContract contract = GetParam();
+    contract.test.spec.batch_invariant = invariant;
+    const LinearData data = make_data(contract.test);
+    LinearData passes = data;
+    LinearSequence& sequence = passes.sequences[longest];
+    LinearRun clean(contract.entry, contract.test, data, 1, kMaxDrafts);
+    LinearRun run(contract.entry, contract.test, passes, 1, kMaxDrafts);
+    const auto tokens = static_cast<size_t>(contract.test.lengths[longest]);
+    for (LinearRun* each : {&clean, &run}) (void)each->run({{longest, 0, 2}});
+    for (auto* values : {&sequence.mixed, &sequence.log_decay, &sequence.beta}) {
+      const size_t width = values->size() / tokens;
+      std::fill(values->begin() + static_cast<int64_t>(4 * width), values->end(), INFINITY);
+    }
+    const LinearExtras drafts = {.drafts = {2}};  // the last one is not accepted
+    std::vector<float> out = run.run_with(drafts, {{longest, 2, 5}});
+    std::vector<float> want = clean.run_with(drafts, {{longest, 2, 5}});
+    out.resize(2 * width_of(test()));
+    want.resize(2 * width_of(test()));
+    EXPECT_EQ(out, want);
+    sequence = data.sequences[longest];
+    EXPECT_EQ(run.run({{longest, 4, 5}}), clean.run({{longest, 4, 5}}));
   }
 }
 
