@@ -160,9 +160,10 @@ class CudaLinear final : public CudaBackendBase {
   bool keeps_drafts() const { return states()->marks() != nullptr; }
   cuda::KeptInputs kept_inputs(const StateLayerView& state) const;
   cuda::TokensOfRequest tokens_of_request() const;
-  bool runs_drafts() const { return drafts_ && has_few_tokens(); }
   bool has_few_tokens() const { return tokens_of_request() != cuda::TokensOfRequest::any; }
-  // Returns whether products_ compute the layer of params_. Decodes are faster without them.
+  // Return whether drafts_ or products_ compute the planned batch. Decodes are faster without the
+  // latter.
+  bool runs_drafts() const { return drafts_ && has_few_tokens() && !multiplies_drafts(); }
   bool multiplies_drafts() const {
     return products_ && tokens_of_request() == cuda::TokensOfRequest::few &&
            batch().linear.snapshot_slots.empty() && products_->is_faster(params_);
@@ -248,6 +249,7 @@ void CudaLinear::plan_batch(const BatchView& batch, gpu::Launcher launcher) {
   plan.min_chunked = chunked_ ? kMinChunkedTokens : 0;
   planner_.run(plan, batch.requests, launcher);
   params_.plan = plan.plan;
+  params_.requests = batch.requests;
   if (chunked_) chunks_->plan(chunked_batch(), buffers_.chunked, launcher);
 }
 
@@ -288,8 +290,9 @@ void CudaLinear::convolve(const LinearTensors& linear, const StateLayerView& sta
     std::tie(conv.replayed_begin, conv.replayed_end) = replayed_channels(spec(), params_);
   }
   conv.width = spec().linear.conv_width;
-  // Blocks of drafts take all registers of a multiprocessor. Where they start among blocks of the
-  // convolution, these split the registers, and a block waits until another one has ended.
+  // A few blocks of drafts_ take all registers of a multiprocessor and have a fixed share of the
+  // work. Where they start among blocks of the convolution, which leave gaps between the registers
+  // of both, one may have to wait until another has ended. Blocks of products_ are short.
   conv.next_waits = runs_drafts();
   conv_.run(conv, batch().requests, batch().tokens, has_few_tokens(), launcher);
 }
@@ -314,15 +317,14 @@ void CudaLinear::run_layer(const LayerTensors& tensors, gpu::Launcher launcher) 
   params_.result_stride = tensors.out.token_stride;
   params_.l2_normalise = tensors.linear.l2_normalise_qk;
   params_.state_is_ready = convolves;
-  params_.requests = batch().requests;
   params_.kept = kept_inputs(state);
   params_.keeps_mixed = !convolves;
   if (decode_ && one_token_ && !keeps_drafts() && decode_->is_faster(params_)) {
     decode_->run(params_, launcher);
-  } else if (multiplies_drafts()) {
-    products_->run(params_, launcher);
   } else if (runs_drafts()) {
     drafts_->run(params_, launcher);
+  } else if (multiplies_drafts()) {
+    products_->run(params_, launcher);
   } else {
     recurrence_.run(params_, batch().requests, tokens_of_request(), launcher);
   }
