@@ -82,9 +82,12 @@ __device__ __forceinline__ void set_identity(float (&rows)[64], int part) {
   }
 }
 
-// Stores rows of a matrix through shared memory that nobody else uses. A warpgroup calls this.
+// Stores rows of the matrix of a walk's segment through shared memory that nobody else uses. A
+// warpgroup calls this.
 __device__ __forceinline__ void store_matrix(const float (&rows)[64], Tile (&high)[kBoxes],
-                                             Tile (&low)[kBoxes], SegmentEffect& effect) {
+                                             Tile (&low)[kBoxes], const ChunkParams& params,
+                                             const Walk& walk) {
+  SegmentMatrix& matrix = effect_of(params, walk, walk.segment, walk.part()).matrix;
   Split<32> split;
 #pragma unroll
   for (int i = 0; i < 32; ++i) split.set(i, rows[2 * i], rows[2 * i + 1]);
@@ -93,11 +96,13 @@ __device__ __forceinline__ void store_matrix(const float (&rows)[64], Tile (&hig
   fence_async_proxy();
   sync_warpgroup();
   if (threadIdx.x % kWarpgroupThreads != 0) return;
-  store_bytes(effect.matrix.high, high, sizeof(high));
-  store_bytes(effect.matrix.low, low, sizeof(low));
+  store_bytes(matrix.high, high, sizeof(high));
+  store_bytes(matrix.low, low, sizeof(low));
   commit_stores();
 }
-__device__ __forceinline__ void store_sums(const float (&sums)[64], SegmentEffect& effect) {
+__device__ __forceinline__ void store_sums(const float (&sums)[64], const ChunkParams& params,
+                                           const Walk& walk) {
+  SegmentEffect& effect = effect_of(params, walk, walk.segment, walk.part());
   const Place place;
 #pragma unroll
   for (int i = 0; i < 64; i += 2) {
@@ -156,6 +161,28 @@ __device__ __forceinline__ void join_effects(float (&state)[64], const ChunkPara
     }
 #pragma unroll
     for (int i = 0; i < 64; ++i) state[i] += sums[i];
+  }
+}
+
+// Sets the state before a walk with outputs.
+template <bool kCut, typename Stage, int kStages>
+__device__ __forceinline__ void begin_walk(float (&state)[64], const ChunkParams& params,
+                                           const Walk& walk, EffectRing<Stage, kStages> ring) {
+  if (kCut && walk.segment > 0) [[unlikely]] {
+    join_effects(state, params, walk, ring);
+  } else if (!walk.from_zero) {
+    load_state(state, params.state, params.state_type, walk.state(params));
+  }
+}
+// Stores the state behind it, in its slot or as the effect of a first segment.
+template <bool kCut>
+__device__ __forceinline__ void end_walk(const float (&state)[64], const ChunkParams& params,
+                                         const Walk& walk) {
+  if (!kCut || walk.is_last()) {
+    store_state(state, params.state, params.state_type, walk.state(params));
+  } else if (walk.segment == 0) {
+    store_sums(state, params, walk);
+    publish_effect(params, walk);
   }
 }
 

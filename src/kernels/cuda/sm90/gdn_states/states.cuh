@@ -23,11 +23,7 @@ class StateWalk {
   // Takes the state through a walk with outputs.
   __device__ __forceinline__ void run(const Walk& walk) {
     float state[64] = {};
-    if (kCut && walk.segment > 0) [[unlikely]] {
-      join_effects(state, params_, walk, shared_.effects(ring_));
-    } else if (!walk.from_zero) {
-      load_state(state, params_.state, params_.state_type, walk.state(params_));
-    }
+    begin_walk<kCut>(state, params_, walk, shared_.effects(ring_));
     uint32_t rounded[32];
     round<kType>(rounded, state);
 #pragma unroll 1
@@ -41,12 +37,7 @@ class StateWalk {
       take_through<true>(stage, values, state, rounded);
       release(shared_.empty[ring_.stage]);
     }
-    if (!kCut || walk.is_last()) {
-      store_state(state, params_.state, params_.state_type, walk.state(params_));
-    } else if (walk.segment == 0) {
-      store_sums(state, effect_of(params_, walk, 0, walk.part()));
-      publish_effect(params_, walk);
-    }
+    end_walk<kCut>(state, params_, walk);
   }
 
   // Finds rows of a segment's matrix or of its sums.
@@ -64,12 +55,11 @@ class StateWalk {
       take_through<false>(stage, values, state, rounded);
       release(shared_.empty[ring_.stage]);
     }
-    SegmentEffect& effect = effect_of(params_, walk, walk.segment, walk.part());
     if (is_matrix) {
       store_matrix(state, shared_.state.rows, *reinterpret_cast<Tile(*)[kBoxes]>(&shared_.out.rows),
-                   effect);
+                   params_, walk);
     } else {
-      store_sums(state, effect);
+      store_sums(state, params_, walk);
     }
     publish_effect(params_, walk);
   }
