@@ -182,8 +182,8 @@ struct StateCacheSpec {
   int32_t heads = 0;       // LinearSpec::value_heads
   int32_t rows = 0;        // LinearSpec::value_dim
   int32_t columns = 0;     // LinearSpec::key_dim
-  // Type of the recurrent states: f32, bf16 or f16. In 16 bits they are rounded after every token.
-  // Windows of the convolution are f32.
+  // Type of the recurrent states: f32, bf16 or f16. In 16 bits they are rounded after every token
+  // of a batch_invariant spec, else in every pass. Windows of the convolution are f32.
   DType dtype = DType::f32;
   // Drafts whose inputs a slot keeps (LinearBatch::draft_counts), kMaxSlotDrafts at most; 0: none.
   int32_t max_drafts = 0;

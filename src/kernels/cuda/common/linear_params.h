@@ -93,8 +93,8 @@ struct CausalConvKernelParams {
   int32_t next_waits;  // the next kernel starts once this one has ended
 };
 
-// Type of states in memory. States of 16 bits are rounded after every token, which reads them
-// before that.
+// Type of states in memory. Those of 16 bits are rounded after every token, which reads them before
+// that; by sm90/draft_products once for eight tokens, and by sm90/*_states once a pass.
 enum class StateType : int32_t { f32, bf16, f16 };
 
 // One step of a state S [rows, columns] of a head, with vectors `in` and `out` of the token:
