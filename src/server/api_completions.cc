@@ -66,8 +66,18 @@ std::string failed_body(const CompletionAnswer& answer) {
 
 }  // namespace
 
-// When an answer's tokens arrived.
+// When an answer's tokens arrived. Counts the choices that have not ended when the answer ends: the
+// client is gone, or a write failed, which throws.
 struct ApiServer::Progress {
+  Progress(Metrics& to, size_t choices) : metrics(to), last(choices) {}
+  ~Progress() {
+    for (; ended < last.size(); ++ended)
+      metrics.count_end(FinishReason::cancelled, Metrics::Clock::now() - arrival);
+  }
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  Metrics& metrics;
   Metrics::Clock::time_point arrival = Metrics::Clock::now();
   std::vector<std::optional<Metrics::Clock::time_point>> last;  // per choice
   size_t ended = 0;                                             // number of choices
@@ -123,8 +133,7 @@ asio::awaitable<void> ApiServer::answer_completion(const CompletionRequest& requ
   const auto now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
   CompletionAnswer answer(request, service_.engine(), options_.model,
                           (chat ? "chatcmpl-" : "cmpl-") + new_id(), now);
-  Progress progress;
-  progress.last.resize(request.prompts.size() * static_cast<size_t>(request.best_of));
+  Progress progress(metrics_, request.prompts.size() * static_cast<size_t>(request.best_of));
   if (request.stream) {
     metrics_.count_answer(200);
     co_await client.begin_stream("text/event-stream; charset=utf-8", headers);
@@ -132,11 +141,7 @@ asio::awaitable<void> ApiServer::answer_completion(const CompletionRequest& requ
   }
   while (!answer.finished() && !answer.failure()) {
     std::vector<Inbox::Mail> mail = co_await inbox.take();
-    if (inbox.closed()) {
-      for (; progress.ended < progress.last.size(); ++progress.ended)
-        metrics_.count_end(FinishReason::cancelled, Metrics::Clock::now() - progress.arrival);
-      co_return;
-    }
+    if (inbox.closed()) co_return;
     std::string text;
     for (auto& [choice, event] : mail) {
       count(event, progress, choice);

@@ -109,8 +109,8 @@ class Server:
             time.sleep(0.01)
 
     def stop(self, how=signal.SIGTERM):
-        """Returns the exit code and what the server printed on stderr."""
-        if self.process.poll() is None:
+        """Returns the exit code and what the server printed on stderr. how: a signal, or None if it ends by itself."""
+        if how is not None and self.process.poll() is None:
             self.process.send_signal(how)
         _, errors = self.process.communicate(timeout=SECONDS)
         self.folder.cleanup()

@@ -4,6 +4,7 @@ Usage: server_limits_test.py SOURCES FOVEA"""
 import json
 import re
 import socket
+import struct
 import threading
 import time
 import unittest
@@ -89,8 +90,13 @@ class Limits(Served):
                 received += piece
             self.assertEqual(status_of(received), 408)
 
+    def wait_until_idle(self):
+        for kind in ("waiting", "running"):
+            self.server.wait_for_metric(f"fovea_num_requests_{kind}", 0)
+
     def test_gone_clients_free_their_pages(self):
         aborted = 'fovea_requests_total{finish_reason="abort"}'
+        self.wait_until_idle()  # earlier tests leave clients that are gone
         before = self.server.metric(aborted)
         for stream in (False, True):
             connections = []
@@ -99,14 +105,31 @@ class Limits(Served):
                 connection.sendall(post("/v1/completions", json.dumps(LONG | {"stream": stream, "n": 2}).encode()))
                 connections.append(connection)
             self.server.wait_for_metric("fovea_num_requests_running", 2)
+            self.server.wait_for_metric("fovea_num_requests_waiting", 6)  # the server has read all
             if stream:
                 self.assertIn(b"200 OK", connections[0].recv(4096))
             for connection in connections:
                 connection.close()
             start = time.monotonic()
-            self.server.wait_for_metric("fovea_num_requests_running", 0)
+            self.wait_until_idle()
             self.assertLess(time.monotonic() - start, SECONDS / 4)
         self.server.wait_for_metric(aborted, before + 16)
+
+    def test_a_client_that_goes_during_a_write_is_counted(self):
+        aborted = 'fovea_requests_total{finish_reason="abort"}'
+        self.wait_until_idle()
+        before = self.server.metric(aborted)
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # its end is a reset
+        connection.connect(("127.0.0.1", self.server.port))
+        body = LONG | {"stream": True, "logprobs": 20, "n": 2}
+        connection.sendall(post("/v1/completions", json.dumps(body).encode()))
+        self.server.wait_for_metric("fovea_num_requests_running", 2)
+        time.sleep(2)  # no buffer has room any more
+        connection.close()
+        self.wait_until_idle()
+        self.server.wait_for_metric(aborted, before + 2)
 
     def test_a_full_queue_refuses(self):
         body = json.dumps(LONG).encode()
@@ -205,7 +228,7 @@ class Ends(unittest.TestCase):
             server.process.terminate()
             time.sleep(0.05)
         thread.join()
-        code, errors = server.stop()
+        code, errors = server.stop(how=None)
         self.assertEqual(errors, "")
         return received, code
 
