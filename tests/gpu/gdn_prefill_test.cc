@@ -262,17 +262,17 @@ TEST_P(GdnPrefillTest, LayersOfAPassShareThePlan) {
 // Passes of other requests, of up to as many tokens. The workspace keeps what each one leaves.
 TEST_P(GdnPrefillTest, GraphsServeOtherRequests) {
   const Case& test = GetParam();
-  const Batch most = make_batch(test);
+  const Batch largest = make_batch(test);
   std::vector<size_t> all(test.requests.size());
   std::iota(all.begin(), all.end(), size_t{0});
   const int32_t longest = std::ranges::max(test.requests, {}, &Request::tokens).tokens;
-  const Batch batches[] = {most, part_of(test, most, all, 0, longest / 2),
-                           part_of(test, most, std::span(all).first(1), 0, longest), most};
+  const Batch batches[] = {largest, part_of(test, largest, all, 0, longest / 2),
+                           part_of(test, largest, std::span(all).first(1), 0, longest), largest};
   const ChunkPrefill prefill(setup(), *store);
-  const ChunkPrefillBatch view = {.requests = most.requests(), .tokens = most.tokens()};
+  const ChunkPrefillBatch view = {.requests = largest.requests(), .tokens = largest.tokens()};
   const size_t bytes = ChunkPrefill::workspace_bytes(setup(), view.tokens, view.requests);
   const auto workspace = to_device(std::vector<uint8_t>(bytes, 0xff));
-  Layer layer(most);
+  Layer layer(largest);
   const auto spans = to_device(std::vector<StateSpan>(all.size()));
   const gpu::OwnedStream stream;
   const gpu::Graph graph = gpu::Graph::capture(stream.get(), [&](Stream captured) {

@@ -26,7 +26,8 @@ namespace {
 
 namespace cuda = kernels::cuda;
 
-constexpr int32_t kMaxFewTokens = cuda::DraftProducts::kMaxTokens;
+constexpr int32_t kMaxFewTokens = 8;
+static_assert(kMaxFewTokens <= cuda::DraftProducts::kMaxTokens);
 
 cuda::StateType state_type(DType dtype) {
   switch (dtype) {

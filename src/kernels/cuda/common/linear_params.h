@@ -94,7 +94,7 @@ struct CausalConvKernelParams {
 };
 
 // Type of states in memory. Those of 16 bits are rounded after every token, which reads them before
-// that; by sm90/draft_products once for eight tokens, and by sm90/*_states once a pass.
+// that; by sm90/draft_products once for eight tokens, and by prefill in chunks once a pass.
 enum class StateType : int32_t { f32, bf16, f16 };
 
 // One step of a state S [rows, columns] of a head, with vectors `in` and `out` of the token:

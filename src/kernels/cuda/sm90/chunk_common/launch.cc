@@ -48,14 +48,14 @@ int64_t bytes_of_terms(RecurrenceKind kind) {
   }
 }
 
-// Returns how many walks of one request, with all their heads, run at the same time.
+// Returns how many walks, each with all its heads, run at the same time.
 int32_t walks_at_once(const ChunkPrefillSetup& setup) {
   return setup.multiprocessors / (setup.value_heads * (setup.value_dim / kBlockValues));
 }
 
-// Requests are cut only if so many walks fit and the batch has so many chunks, because segments
-// have to wait for the terms of all chunks, which whole requests follow (chosen on H200,
-// 2026-12-01).
+// Requests are cut only if at least so many walks run at the same time and the batch has room for
+// at least so many chunks: segments wait for the terms of all chunks, while a whole request follows
+// its own (chosen on H200, 2026-12-01).
 struct CutLimits {
   int32_t walks, chunks;
 };
@@ -91,7 +91,7 @@ SegmentCosts costs_of(const ChunkPrefillSetup& setup) {
 // Room for the chunks of a batch: the maximum of requests that are in_chunks, and of their chunks.
 struct Room {
   int32_t requests, chunks;
-  int32_t effects;  // segments that have one: all but the last of a request
+  int32_t effects;  // segments whose effects are kept: all but the last of each request
 
   Room(const ChunkPrefillSetup& setup, int32_t tokens, int32_t batch_requests)
       : requests(std::min(batch_requests, tokens / setup.min_tokens)),
